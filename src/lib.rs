@@ -1,1 +1,21 @@
-//! x
+//! `sandboxrun` runs coding agents on pinned inputs, without credentials, and writes down what happened.
+//!
+//! Rooms, from the bottom up: [`api`] is what users write and what pods and gateway say to each other;
+//! `run` decides the life of a run; `inputs`, `audit` and `gateway` are the host side; [`pod`] is everything
+//! inside a pod; `local` and `cli` are what people start.
+
+pub mod api;
+pub mod pod;
+
+#[cfg(feature = "host")]
+pub mod audit;
+#[cfg(feature = "host")]
+pub mod cli;
+#[cfg(feature = "host")]
+pub mod gateway;
+#[cfg(feature = "host")]
+pub mod inputs;
+#[cfg(feature = "host")]
+pub mod local;
+#[cfg(feature = "host")]
+pub mod run;

@@ -1,1 +1,3 @@
-fn main(){}
+//! Everything that runs inside a pod.
+
+fn main() {}

@@ -1,0 +1,37 @@
+//! What users write and read, and what pods and gateway say to each other. No I/O.
+//!
+//! Text from outside becomes a type here, once: after this edge a value is right because of its type.
+//! The custom resources need kube and are built with feature `host` only; names, codes and wire types are not.
+
+mod code;
+pub mod layout;
+mod names;
+mod refs;
+mod repo_url;
+mod secret;
+mod text;
+pub mod wire;
+
+#[cfg(feature = "host")]
+mod connector;
+#[cfg(feature = "host")]
+mod sandboxrun;
+#[cfg(feature = "host")]
+mod spec;
+
+pub use code::{Code, Failure, Fault, Healing, Reason};
+pub use names::{
+    Attempt, CommitId, ConnectorName, InputName, LookupName, NameError, Namespace, ObjectFormat,
+    RunName, RunUid,
+};
+pub use refs::{RefError, RefName, RefSelector};
+pub use repo_url::{Origin, RepoUrl, RepoUrlError, Transport};
+pub use secret::{Secret, SecretError};
+pub use text::safe_text;
+
+#[cfg(feature = "host")]
+pub use connector::*;
+#[cfg(feature = "host")]
+pub use sandboxrun::*;
+#[cfg(feature = "host")]
+pub use spec::*;

@@ -1,0 +1,420 @@
+//! Addresses of repositories and of the servers that credentials are bound to.
+//!
+//! The user's own text is what goes to the server; the parsed form is for checks and keys only.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use url::Url;
+
+/// How a repository is reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Transport {
+    /// Smart HTTP over TLS.
+    Https,
+    /// git over ssh.
+    Ssh,
+}
+
+/// Why a text is no repository address (or no origin). Never quotes the text: it may hold a secret.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum RepoUrlError {
+    /// Another scheme, or none.
+    #[error("must be https://HOST/PATH, ssh://HOST/PATH or git@HOST:PATH")]
+    Scheme,
+    /// A user name or password in an https address.
+    #[error(
+        "must not hold a user name or password: put the credential into a Secret and name its connector"
+    )]
+    Credential,
+    /// No host, or one that is no host name.
+    #[error("must name a host")]
+    Host,
+    /// No path.
+    #[error("must name a repository after the host")]
+    Path,
+    /// A query or a fragment.
+    #[error("must not have '?' or '#'")]
+    QueryOrFragment,
+    /// A control character or a path segment `.` or `..`.
+    #[error("must not have control characters, '%2e', or '.' and '..' as path segments")]
+    Unsafe,
+}
+
+/// A server that a credential is bound to: scheme, host, port and a path prefix of whole segments.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Origin {
+    scheme: String,
+    host: String,
+    port: u16,
+    prefix: Vec<String>,
+}
+
+/// The address of a repository: https, ssh, or `git@host:path`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct RepoUrl {
+    text: String,
+    transport: Transport,
+    user: Option<String>,
+    host: String,
+    port: u16,
+    path: Vec<String>,
+}
+
+impl RepoUrl {
+    /// The user's own text: what is sent to the server, shown, and recorded.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    /// How the repository is reached.
+    #[must_use]
+    pub fn transport(&self) -> Transport {
+        self.transport
+    }
+
+    /// The ssh user; `None` for https, or where none is written.
+    #[must_use]
+    pub fn user(&self) -> Option<&str> {
+        self.user.as_deref()
+    }
+
+    /// The host, in lower case; IPv6 with its brackets.
+    #[must_use]
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// The port, also when it is the scheme's default.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The path's segments as written.
+    #[must_use]
+    pub fn segments(&self) -> &[String] {
+        &self.path
+    }
+
+    /// A cleaned form for keys: scheme, host, port and path without a last `.git` or `/`. Case of the path is kept.
+    #[must_use]
+    pub fn key(&self) -> String {
+        let path = self.path.join("/");
+        let scheme = match self.transport {
+            Transport::Https => "https",
+            Transport::Ssh => "ssh",
+        };
+        format!(
+            "{scheme}://{}:{}/{}",
+            self.host,
+            self.port,
+            path.strip_suffix(".git").unwrap_or(&path)
+        )
+    }
+
+    /// Whether this repository lies at or below the origin, by whole path segments.
+    #[must_use]
+    pub fn is_within(&self, origin: &Origin) -> bool {
+        let scheme = match self.transport {
+            Transport::Https => "https",
+            Transport::Ssh => "ssh",
+        };
+        origin.scheme == scheme
+            && origin.host == self.host
+            && origin.port == self.port
+            && self.path.starts_with(&origin.prefix)
+    }
+
+    fn https(text: &str) -> Result<Self, RepoUrlError> {
+        let url = parse_url(text)?;
+        if !url.username().is_empty() || url.password().is_some() {
+            return Err(RepoUrlError::Credential);
+        }
+        let (host, port) = host_and_port(&url, 443)?;
+        let path = segments(raw_path(text)?)?;
+        Ok(Self {
+            text: text.to_owned(),
+            transport: Transport::Https,
+            user: None,
+            host,
+            port,
+            path,
+        })
+    }
+
+    fn ssh(text: &str) -> Result<Self, RepoUrlError> {
+        let url = parse_url(text)?;
+        if url.password().is_some() {
+            return Err(RepoUrlError::Credential);
+        }
+        let user = Some(url.username().to_owned()).filter(|u| !u.is_empty());
+        if user.as_deref().is_some_and(|u| !is_plain(u)) {
+            return Err(RepoUrlError::Host);
+        }
+        let (host, port) = host_and_port(&url, 22)?;
+        let path = segments(raw_path(text)?)?;
+        Ok(Self {
+            text: text.to_owned(),
+            transport: Transport::Ssh,
+            user,
+            host,
+            port,
+            path,
+        })
+    }
+
+    fn scp_like(text: &str) -> Result<Self, RepoUrlError> {
+        let (user, rest) = text.split_once('@').ok_or(RepoUrlError::Scheme)?;
+        let (host, path) = rest.split_once(':').ok_or(RepoUrlError::Scheme)?;
+        if !is_plain(user) || host.is_empty() || !is_plain(host) {
+            return Err(RepoUrlError::Host);
+        }
+        Ok(Self {
+            text: text.to_owned(),
+            transport: Transport::Ssh,
+            user: Some(user.to_owned()),
+            host: host.to_ascii_lowercase(),
+            port: 22,
+            path: segments(path)?,
+        })
+    }
+}
+
+impl FromStr for RepoUrl {
+    type Err = RepoUrlError;
+
+    fn from_str(text: &str) -> Result<Self, RepoUrlError> {
+        if text.chars().any(char::is_control) {
+            return Err(RepoUrlError::Unsafe);
+        }
+        if text.contains(['?', '#']) {
+            return Err(RepoUrlError::QueryOrFragment);
+        }
+        match text.split_once("://") {
+            Some(("https", _)) => Self::https(text),
+            Some(("ssh", _)) => Self::ssh(text),
+            Some(_) => Err(RepoUrlError::Scheme),
+            None if text.contains("::") => Err(RepoUrlError::Scheme),
+            None => Self::scp_like(text),
+        }
+    }
+}
+
+impl Origin {
+    /// `https` or `ssh`.
+    #[must_use]
+    pub fn scheme(&self) -> &str {
+        &self.scheme
+    }
+
+    /// The host, in lower case.
+    #[must_use]
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// The port, also when it is the scheme's default.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The path prefix's segments.
+    #[must_use]
+    pub fn prefix(&self) -> &[String] {
+        &self.prefix
+    }
+
+    /// The repository `PATH` (such as `acme/app`) below this origin, over https or ssh as the origin says.
+    ///
+    /// # Errors
+    /// When the path is not one.
+    pub fn repository(&self, path: &str) -> Result<RepoUrl, RepoUrlError> {
+        format!("{self}/{}", path.trim_start_matches('/')).parse()
+    }
+}
+
+impl fmt::Display for Origin {
+    /// `https://host[:port][/prefix]`, without the scheme's default port.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}://{}", self.scheme, self.host)?;
+        let default = if self.scheme == "https" { 443 } else { 22 };
+        if self.port != default {
+            write!(f, ":{}", self.port)?;
+        }
+        self.prefix
+            .iter()
+            .try_for_each(|segment| write!(f, "/{segment}"))
+    }
+}
+
+impl FromStr for Origin {
+    type Err = RepoUrlError;
+
+    fn from_str(text: &str) -> Result<Self, RepoUrlError> {
+        if text.chars().any(char::is_control) {
+            return Err(RepoUrlError::Unsafe);
+        }
+        if text.contains(['?', '#']) {
+            return Err(RepoUrlError::QueryOrFragment);
+        }
+        let url = parse_url(text)?;
+        let default = match url.scheme() {
+            "https" => 443,
+            "ssh" => 22,
+            _ => return Err(RepoUrlError::Scheme),
+        };
+        if !url.username().is_empty() || url.password().is_some() {
+            return Err(RepoUrlError::Credential);
+        }
+        let (host, port) = host_and_port(&url, default)?;
+        let path = raw_path(text).unwrap_or("");
+        let prefix = if path.trim_matches('/').is_empty() {
+            Vec::new()
+        } else {
+            segments(path)?
+        };
+        Ok(Self {
+            scheme: url.scheme().to_owned(),
+            host,
+            port,
+            prefix,
+        })
+    }
+}
+
+impl fmt::Display for RepoUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl TryFrom<String> for RepoUrl {
+    type Error = RepoUrlError;
+
+    fn try_from(text: String) -> Result<Self, RepoUrlError> {
+        text.parse()
+    }
+}
+
+impl From<RepoUrl> for String {
+    fn from(url: RepoUrl) -> Self {
+        url.text
+    }
+}
+
+impl TryFrom<String> for Origin {
+    type Error = RepoUrlError;
+
+    fn try_from(text: String) -> Result<Self, RepoUrlError> {
+        text.parse()
+    }
+}
+
+impl From<Origin> for String {
+    fn from(origin: Origin) -> Self {
+        origin.to_string()
+    }
+}
+
+fn parse_url(text: &str) -> Result<Url, RepoUrlError> {
+    Url::parse(text).map_err(|_| RepoUrlError::Host)
+}
+
+fn host_and_port(url: &Url, default: u16) -> Result<(String, u16), RepoUrlError> {
+    let host = url
+        .host_str()
+        .filter(|h| !h.is_empty() && !h.starts_with('-'))
+        .ok_or(RepoUrlError::Host)?;
+    Ok((host.to_ascii_lowercase(), url.port().unwrap_or(default)))
+}
+
+/// The path as the user wrote it: `Url` would resolve `..` before we can refuse it.
+fn raw_path(text: &str) -> Result<&str, RepoUrlError> {
+    let (_, rest) = text.split_once("://").ok_or(RepoUrlError::Scheme)?;
+    rest.find('/')
+        .and_then(|at| rest.get(at..))
+        .ok_or(RepoUrlError::Path)
+}
+
+fn segments(path: &str) -> Result<Vec<String>, RepoUrlError> {
+    let path = path.trim_matches('/');
+    if path.is_empty() {
+        return Err(RepoUrlError::Path);
+    }
+    let unsafe_segment = |s: &str| {
+        let dots = s.to_ascii_lowercase().replace("%2e", ".");
+        s.is_empty()
+            || dots == "."
+            || dots == ".."
+            || s.contains('\\')
+            || s.to_ascii_lowercase().contains("%2f")
+    };
+    if path.starts_with('-') || path.split('/').any(unsafe_segment) {
+        return Err(RepoUrlError::Unsafe);
+    }
+    Ok(path.split('/').map(str::to_owned).collect())
+}
+
+/// A user or host of an ssh address, which goes to a command line: nothing that an option or a shell could be.
+fn is_plain(text: &str) -> bool {
+    !text.is_empty()
+        && !text.starts_with('-')
+        && text
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case::credential("https://user:tok@host/a.git", Err(RepoUrlError::Credential))]
+    #[case::http("http://host/a.git", Err(RepoUrlError::Scheme))]
+    #[case::file("file:///a.git", Err(RepoUrlError::Scheme))]
+    #[case::ext("ext::sh -c x", Err(RepoUrlError::Scheme))]
+    #[case::local("/srv/a.git", Err(RepoUrlError::Scheme))]
+    #[case::newline("https://host/a\n.git", Err(RepoUrlError::Unsafe))]
+    #[case::dots("https://host/a/%2e%2e/b", Err(RepoUrlError::Unsafe))]
+    #[case::option("git@-oProxyCommand=x:a", Err(RepoUrlError::Host))]
+    #[case::https("https://Host:8443/a/b.git/", Ok("https://host:8443/a/b"))]
+    #[case::scp("git@host:a/b.git", Ok("ssh://host:22/a/b"))]
+    #[case::ssh("ssh://git@host:2222/a/b", Ok("ssh://host:2222/a/b"))]
+    #[case::space("https://host/a b", Ok("https://host:443/a b"))]
+    #[case::at_in_path("https://host/a@b.git", Ok("https://host:443/a@b"))]
+    fn a05_a06_only_https_ssh_and_scp_like(
+        #[case] text: &str,
+        #[case] want: Result<&str, RepoUrlError>,
+    ) {
+        let parsed = text.parse::<RepoUrl>();
+        assert_eq!(
+            parsed.as_ref().map(RepoUrl::key).map_err(|e| *e),
+            want.map(str::to_owned)
+        );
+        if let Ok(url) = parsed {
+            assert_eq!(url.as_str(), text, "the user's own text is sent");
+        }
+    }
+
+    #[rstest]
+    #[case::same("https://h/p/a.git", "https://h/p", true)]
+    #[case::part_of_a_segment("https://h/pa/a.git", "https://h/p", false)]
+    #[case::other_port("https://h:444/p/a.git", "https://h/p", false)]
+    #[case::other_scheme("ssh://h/p/a.git", "https://h/p", false)]
+    fn c02_an_origin_holds_whole_segments(
+        #[case] url: &str,
+        #[case] origin: &str,
+        #[case] within: bool,
+    ) {
+        let (url, origin): (RepoUrl, Origin) = (url.parse().unwrap(), origin.parse().unwrap());
+        assert_eq!(url.is_within(&origin), within);
+    }
+}
