@@ -1,1 +1,5 @@
-//! (in the making)
+//! The record: an append-only chain of events for each run, in SQL.
+
+mod event;
+
+pub use event::{Call, Decision, Event, QueryDigest, RunKey, Via};
