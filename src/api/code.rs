@@ -267,6 +267,8 @@ reasons! {
 
     SecretNotFound: InputCredentialFailed, Transient, "make the Secret (or its key) that the message names, in the run's namespace";
     ConnectorNotFound: InputCredentialFailed, Transient, "make the Connector that the message names, in the run's namespace";
+    SourceUnavailable: InputCredentialFailed, Transient, "the API server did not give the Connector or Secret: it is asked again; if it lasts, check what the operator may read";
+    ConnectorInvalid: InputCredentialFailed, Permanent, "write the Connector's field as the message says";
     SecretInvalid: InputCredentialFailed, Permanent, "write the Secret's key as the message says";
     OriginNotAllowed: InputCredentialFailed, Permanent, "annotate the Secret with `sandboxrun.dev/origin: URL`, the connector's url, to say that it may go there";
     UseNotAllowed: InputCredentialFailed, Permanent, "add the use to the connector's spec.uses, or the repository to its spec.allow";
