@@ -344,14 +344,6 @@ async fn r10_another_object_format_is_claimed() {
     let room = room().await;
     assert!(room.clone().await.success());
     let tree = room.dir.path().join("tree");
-    let mismatch = async |client: &Client, from: &str| {
-        let fetched = client.git(&tree, &["fetch", "-q", from]).await.unwrap();
-        assert!(
-            fetched.stderr.contains("mismatched algorithms"),
-            "{}",
-            fetched.stderr
-        );
-    };
     let claim = Effect::ObjectFormat("sha256".to_owned());
     room.forge.fault(APP, Fault::new(Phase::Listing, claim));
     let fetched = room
@@ -371,7 +363,7 @@ async fn r10_another_object_format_is_claimed() {
         .unwrap();
     other.commit("main", &[Change::file("a", "a")]).unwrap();
     let url = room.forge.url("acme/new");
-    for (version, words) in [("0", "mismatched algorithms"), ("2", "object format")] {
+    for version in ["0", "2"] {
         let client = room.client.clone().config("protocol.version", version);
         let fetched = client.git(&tree, &["fetch", "-q", &url]).await.unwrap();
         assert!(
