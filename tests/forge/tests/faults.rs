@@ -363,7 +363,11 @@ async fn r10_another_object_format_is_claimed() {
         .unwrap();
     other.commit("main", &[Change::file("a", "a")]).unwrap();
     let url = room.forge.url("acme/new");
-    for version in ["0", "2"] {
+    let said = [
+        ("0", "does not support this repository's object format"),
+        ("2", "mismatched algorithms"),
+    ];
+    for (version, words) in said {
         let client = room.client.clone().config("protocol.version", version);
         let fetched = client.git(&tree, &["fetch", "-q", &url]).await.unwrap();
         assert!(
