@@ -295,6 +295,7 @@ reasons! {
 
     RecordWriteFailed: RecordUnavailable, Transient, "make the record's disk or database writable, with free space";
     RecordLocked: RecordUnavailable, Transient, "another process holds the record: wait for it, or stop it";
+    RecordUnreadable: RecordUnavailable, Permanent, "name another record, restore this one from a copy, or use the version that wrote it";
 
     PodRejectedByPolicy: PodRejected, Permanent, "let the namespace admit the pod as the message says";
     PodMutated: PodRejected, Permanent, "exempt run pods from the webhook that changes them, or accept the change at installation";

@@ -4,6 +4,7 @@
 //! The custom resources need kube and are built with feature `host` only; names, codes and wire types are not.
 
 mod code;
+mod digest;
 pub mod layout;
 mod names;
 mod refs;
@@ -20,6 +21,7 @@ mod sandboxrun;
 mod spec;
 
 pub use code::{Code, Failure, Fault, Healing, Reason};
+pub use digest::{canonical_json, digest, hex, sha256_hex};
 pub use names::{
     Attempt, CommitId, ConnectorName, InputName, LookupName, NameError, Namespace, ObjectFormat,
     RunName, RunUid,

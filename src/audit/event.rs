@@ -185,6 +185,30 @@ pub enum Event {
     },
 }
 
+impl Event {
+    /// The word that names this kind of event, as it is stored.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::RunCreated { .. } => "run.created",
+            Self::AttemptDispatched { .. } => "attempt.dispatched",
+            Self::InputResolved { .. } => "input.resolved",
+            Self::AttemptFailed { .. } => "attempt.failed",
+            Self::PodCreating { .. } => "pod.creating",
+            Self::InputsProvisioned { .. } => "inputs.provisioned",
+            Self::PolicyProof { .. } => "policy.proof",
+            Self::AgentStarted { .. } => "agent.started",
+            Self::AttemptAbandoned { .. } => "attempt.abandoned",
+            Self::AgentStopping { .. } => "agent.stopping",
+            Self::AgentEnded { .. } => "agent.ended",
+            Self::Call(_) => "call",
+            Self::Drift { .. } => "drift",
+            Self::Output { .. } => "output",
+            Self::RunEnded { .. } => "run.ended",
+        }
+    }
+}
+
 /// One call of the agent: never its body or header values.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

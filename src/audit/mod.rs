@@ -1,5 +1,19 @@
 //! The record: an append-only chain of events for each run, in SQL.
+//!
+//! What happened is written *before* the action that it announces, and after with its outcome. Each event carries the
+//! hash of the one before, so a change shows. The start grant lives here too: it is an event that is written once.
 
+pub mod chain;
+mod error;
 mod event;
+mod read;
+mod record;
+pub mod rules;
+mod writer;
 
+pub use chain::{ChainFault, Entry, Head, HeadError};
+pub use error::RecordError;
 pub use event::{Call, Decision, Event, QueryDigest, RunKey, Via};
+pub use read::{Finding, RunEnd, RunFilter, RunSummary, Verdict};
+pub use record::{Clock, Record};
+pub use rules::{Abandon, Grant, Rejected, RunState};

@@ -1,0 +1,397 @@
+//! Reading the record: which runs there are, what happened to one, and whether the chains hold.
+
+use futures::TryStreamExt as _;
+use serde::Serialize;
+
+use super::chain::{ChainFault, Checker, Entry};
+use super::{Event, Head, Record, RecordError, RunKey};
+use crate::api::{Attempt, Failure, Namespace, RunName, RunUid};
+
+/// Which runs are wanted. The default: the newest 1,000.
+#[derive(Debug, Clone, Default)]
+pub struct RunFilter {
+    /// Only of this tenant.
+    pub namespace: Option<Namespace>,
+    /// Only of this name.
+    pub name: Option<RunName>,
+    /// Only those that have not ended (`true`), or have (`false`).
+    pub open: Option<bool>,
+    /// At most so many, newest first.
+    pub limit: Option<u32>,
+}
+
+/// A run, as a list shows it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RunSummary {
+    /// Which one.
+    #[serde(flatten)]
+    pub run: RunKey,
+    /// When its present life began.
+    pub created_at: String,
+    /// The digest of its spec.
+    pub digest: String,
+    /// `spec.rerun`.
+    pub rerun: String,
+    /// How it ended; absent: it has not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ended: Option<RunEnd>,
+    /// The newest entry.
+    pub head: Head,
+}
+
+/// The last word on a run.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RunEnd {
+    /// When.
+    pub at: String,
+    /// In which attempt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attempt: Option<Attempt>,
+    /// The agent's exit status.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exit_code: Option<i32>,
+    /// Why it failed; absent: it succeeded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failure: Option<Failure>,
+    /// From the creation, in milliseconds.
+    pub millis: u64,
+}
+
+/// What was found about one run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Verdict {
+    /// Which one.
+    #[serde(flatten)]
+    pub run: RunKey,
+    /// How many events are there.
+    pub events: u64,
+    /// What they show.
+    pub finding: Finding,
+}
+
+/// What a chain shows.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase", tag = "is", rename_all_fields = "camelCase")]
+pub enum Finding {
+    /// Consistent, and the head that was kept is in it: nothing up to there was changed or cut off.
+    Complete {
+        /// The newest entry.
+        head: Head,
+    },
+    /// Consistent. Without a head at hand, events cut off from the end would not show.
+    TailNotProven {
+        /// The newest entry.
+        head: Head,
+    },
+    /// Retention removed the events between the first and the last; those two hold.
+    Pruned {
+        /// The newest entry.
+        head: Head,
+    },
+    /// The chain does not hold.
+    Broken {
+        /// The first place where it shows.
+        #[serde(flatten)]
+        fault: ChainFault,
+    },
+}
+
+impl Finding {
+    /// Whether nothing speaks against the chain.
+    #[must_use]
+    pub fn holds(&self) -> bool {
+        match self {
+            Self::Complete { .. } | Self::TailNotProven { .. } | Self::Pruned { .. } => true,
+            Self::Broken { .. } => false,
+        }
+    }
+}
+
+#[derive(sqlx::FromRow)]
+struct SummaryRow {
+    namespace: String,
+    uid: String,
+    name: String,
+    created_at: String,
+    created: String,
+    ended_at: Option<String>,
+    ended: Option<String>,
+    sequence: i64,
+    hash: String,
+}
+
+#[derive(sqlx::FromRow)]
+struct EventRow {
+    sequence: i64,
+    at: String,
+    kind: String,
+    body: String,
+    previous: String,
+    hash: String,
+}
+
+impl Record {
+    /// Runs without a last word.
+    ///
+    /// # Errors
+    /// When the record cannot be read.
+    pub async fn open_runs(&self) -> Result<Vec<RunSummary>, RecordError> {
+        let limit = Some(u32::MAX);
+        self.runs(&RunFilter {
+            open: Some(true),
+            limit,
+            ..RunFilter::default()
+        })
+        .await
+    }
+
+    /// Runs, newest first.
+    ///
+    /// # Errors
+    /// When the record cannot be read.
+    pub async fn runs(&self, filter: &RunFilter) -> Result<Vec<RunSummary>, RecordError> {
+        let rows: Vec<SummaryRow> = sqlx::query_as(
+            "SELECT r.namespace, r.uid, r.name, c.at AS created_at, c.body AS created, \
+                    e.at AS ended_at, e.body AS ended, h.sequence, h.hash \
+             FROM runs r \
+             JOIN events h ON h.namespace = r.namespace AND h.uid = r.uid AND h.sequence = \
+               (SELECT MAX(sequence) FROM events WHERE namespace = r.namespace AND uid = r.uid) \
+             JOIN events c ON c.namespace = r.namespace AND c.uid = r.uid AND c.sequence = \
+               (SELECT MAX(sequence) FROM events WHERE namespace = r.namespace AND uid = r.uid \
+                AND kind = 'run.created') \
+             LEFT JOIN events e ON e.namespace = r.namespace AND e.uid = r.uid \
+               AND e.kind = 'run.ended' AND e.sequence > c.sequence \
+             WHERE (?1 IS NULL OR r.namespace = ?1) AND (?2 IS NULL OR r.name = ?2) \
+               AND (?3 IS NULL OR ?3 = (e.sequence IS NULL)) \
+             ORDER BY c.at DESC, r.namespace, r.uid LIMIT ?4",
+        )
+        .bind(filter.namespace.as_ref().map(Namespace::as_str))
+        .bind(filter.name.as_ref().map(RunName::as_str))
+        .bind(filter.open)
+        .bind(i64::from(filter.limit.unwrap_or(1_000)))
+        .fetch_all(self.reader())
+        .await
+        .map_err(self.failed("listing runs"))?;
+        rows.into_iter().map(|row| self.summary(row)).collect()
+    }
+
+    /// The run of this uid.
+    ///
+    /// # Errors
+    /// When the record cannot be read.
+    pub async fn run(&self, uid: &RunUid) -> Result<Option<RunKey>, RecordError> {
+        let row: Option<(String, String)> =
+            sqlx::query_as("SELECT namespace, name FROM runs WHERE uid = ?")
+                .bind(uid.as_str())
+                .fetch_optional(self.reader())
+                .await
+                .map_err(self.failed("reading a run"))?;
+        row.map(|(namespace, name)| self.key(&namespace, &name, uid.as_str()))
+            .transpose()
+    }
+
+    /// The newest entry of a run; `None`: it is not in the record.
+    ///
+    /// # Errors
+    /// When the record cannot be read.
+    pub async fn head(&self, uid: &RunUid) -> Result<Option<Head>, RecordError> {
+        let row: Option<(i64, String)> = sqlx::query_as(
+            "SELECT e.sequence, e.hash FROM events e \
+             JOIN runs r ON r.namespace = e.namespace AND r.uid = e.uid \
+             WHERE r.uid = ? ORDER BY e.sequence DESC LIMIT 1",
+        )
+        .bind(uid.as_str())
+        .fetch_optional(self.reader())
+        .await
+        .map_err(self.failed("reading a head"))?;
+        Ok(row.map(|(sequence, hash)| Head {
+            sequence: sequence.cast_unsigned(),
+            hash,
+        }))
+    }
+
+    /// Everything that happened to a run, in order. Empty: it is not in the record.
+    ///
+    /// # Errors
+    /// When the record cannot be read, or holds something that is no event.
+    pub async fn events(&self, uid: &RunUid) -> Result<Vec<Event>, RecordError> {
+        let entries = self.entries(uid).await?;
+        entries
+            .iter()
+            .map(|entry| {
+                entry.event().ok_or_else(|| {
+                    self.row(format!("event {} of run {uid} is unknown", entry.sequence))
+                })
+            })
+            .collect()
+    }
+
+    /// The same as stored entries, with times and hashes.
+    ///
+    /// # Errors
+    /// When the record cannot be read.
+    pub async fn entries(&self, uid: &RunUid) -> Result<Vec<Entry>, RecordError> {
+        let Some(key) = self.run(uid).await? else {
+            return Ok(Vec::new());
+        };
+        let rows: Vec<EventRow> = sqlx::query_as(
+            "SELECT sequence, at, kind, body, previous, hash FROM events \
+             WHERE namespace = ? AND uid = ? ORDER BY sequence",
+        )
+        .bind(key.namespace.as_str())
+        .bind(key.uid.as_str())
+        .fetch_all(self.reader())
+        .await
+        .map_err(self.failed("reading events"))?;
+        Ok(rows.into_iter().map(|row| self.entry(&key, row)).collect())
+    }
+
+    /// Checks the chain of one run; with a head that was kept, also that its end was not cut off. `None`: the run is
+    /// not in the record.
+    ///
+    /// # Errors
+    /// When the record cannot be read. A chain that does not hold is a finding and no error.
+    pub async fn verify(
+        &self,
+        uid: &RunUid,
+        kept: Option<&Head>,
+    ) -> Result<Option<Verdict>, RecordError> {
+        match self.run(uid).await? {
+            Some(key) => self.verify_run(key, kept).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Checks every chain.
+    ///
+    /// # Errors
+    /// When the record cannot be read.
+    pub async fn verify_all(&self) -> Result<Vec<Verdict>, RecordError> {
+        let rows: Vec<(String, String, String)> =
+            sqlx::query_as("SELECT namespace, name, uid FROM runs ORDER BY namespace, name, uid")
+                .fetch_all(self.reader())
+                .await
+                .map_err(self.failed("listing runs"))?;
+        let mut verdicts = Vec::with_capacity(rows.len());
+        for (namespace, name, uid) in rows {
+            let key = self.key(&namespace, &name, &uid)?;
+            verdicts.push(self.verify_run(key, None).await?);
+        }
+        Ok(verdicts)
+    }
+
+    async fn verify_run(&self, key: RunKey, kept: Option<&Head>) -> Result<Verdict, RecordError> {
+        let mut rows = sqlx::query_as::<_, EventRow>(
+            "SELECT sequence, at, kind, body, previous, hash FROM events \
+             WHERE namespace = ? AND uid = ? ORDER BY sequence",
+        )
+        .bind(key.namespace.as_str())
+        .bind(key.uid.as_str())
+        .fetch(self.reader());
+        let mut checker = Checker::new(self.installation(), &key, kept);
+        let mut events = 0;
+        let mut fault = None;
+        while let Some(row) = rows
+            .try_next()
+            .await
+            .map_err(self.failed("reading events"))?
+        {
+            events += 1;
+            if fault.is_some() {
+                continue;
+            }
+            let kind = row.kind.clone();
+            let entry = self.entry(&key, row);
+            let sequence = entry.sequence;
+            fault = checker.take(&entry).err().or_else(|| {
+                let own = entry.event().map(|event| event.kind());
+                (own != Some(kind.as_str())).then_some(ChainFault::Misfiled { sequence })
+            });
+        }
+        drop(rows);
+        let finding = match fault.map_or_else(|| checker.finish(), Err) {
+            Ok(head) if kept.is_some() => Finding::Complete { head },
+            Ok(head) => Finding::TailNotProven { head },
+            Err(fault) => Finding::Broken { fault },
+        };
+        Ok(Verdict {
+            run: key,
+            events,
+            finding,
+        })
+    }
+
+    fn entry(&self, key: &RunKey, row: EventRow) -> Entry {
+        Entry {
+            installation: self.installation().to_owned(),
+            run: key.clone(),
+            sequence: row.sequence.cast_unsigned(),
+            at: row.at,
+            body: row.body,
+            previous: row.previous,
+            hash: row.hash,
+        }
+    }
+
+    fn summary(&self, row: SummaryRow) -> Result<RunSummary, RecordError> {
+        let run = self.key(&row.namespace, &row.name, &row.uid)?;
+        let event = |body: &str| {
+            serde_json::from_str(body)
+                .map_err(|error| self.row(format!("an event of run {}: {error}", row.uid)))
+        };
+        let Event::RunCreated { digest, rerun, .. } = event(&row.created)? else {
+            return Err(self.row(format!("run {} does not begin with its creation", row.uid)));
+        };
+        let ended = match (row.ended_at, row.ended) {
+            (Some(at), Some(body)) => {
+                let Event::RunEnded {
+                    attempt,
+                    exit_code,
+                    failure,
+                    millis,
+                } = event(&body)?
+                else {
+                    return Err(self.row(format!("the end of run {} is something else", row.uid)));
+                };
+                Some(RunEnd {
+                    at,
+                    attempt,
+                    exit_code,
+                    failure,
+                    millis,
+                })
+            }
+            _ => None,
+        };
+        Ok(RunSummary {
+            run,
+            created_at: row.created_at,
+            digest,
+            rerun,
+            ended,
+            head: Head {
+                sequence: row.sequence.cast_unsigned(),
+                hash: row.hash,
+            },
+        })
+    }
+
+    fn key(&self, namespace: &str, name: &str, uid: &str) -> Result<RunKey, RecordError> {
+        let bad = |error| self.row(format!("run {uid}: {error}"));
+        Ok(RunKey {
+            namespace: namespace.parse().map_err(bad)?,
+            name: name.parse().map_err(bad)?,
+            uid: uid.parse().map_err(bad)?,
+        })
+    }
+
+    fn row(&self, what: String) -> RecordError {
+        RecordError::Row {
+            path: self.path().to_owned(),
+            what,
+        }
+    }
+}
