@@ -20,18 +20,21 @@
 mod api;
 mod auth;
 mod body;
+mod bulk;
 mod cgi;
 mod client;
 mod error;
 mod fault;
 mod git;
 mod git_http;
+mod hostile;
 mod log;
 mod options;
 mod pkt;
 mod process;
 mod repo;
 mod server;
+mod ssh;
 mod tls;
 mod trap;
 
@@ -52,9 +55,11 @@ use crate::tls::Authority;
 pub use crate::client::{Client, Outcome};
 pub use crate::error::ForgeError;
 pub use crate::fault::{Effect, Fault, Hook, Phase};
+pub use crate::hostile::{Hostile, TreeEntry};
 pub use crate::log::{Credential, Request};
 pub use crate::options::{Options, Scope, Token, Visibility, literal_or_env};
 pub use crate::repo::{Change, ObjectFormat, Repo};
+pub use crate::ssh::{KeyType, Ssh, SshKey, SshRequest};
 pub use crate::tls::Certificate;
 pub use crate::trap::Trap;
 
@@ -115,7 +120,7 @@ impl Forge {
         let root = root
             .canonicalize()
             .map_err(doing("finding the root directory"))?;
-        let authority = Authority::new(&options.hosts)?;
+        let authority = Authority::new(&options.hosts, &root.join("ca-key.pem"))?;
         let state = Arc::new(State {
             tokens: Mutex::new(options.tokens.clone()),
             repos: Mutex::default(),
@@ -322,13 +327,13 @@ impl Forge {
         requests
     }
 
-    /// How often objects of a repository were asked for and given.
+    /// How often a pack of a repository was given out. (One fetch may take several requests, of which the
+    /// last is answered with the pack.)
     #[must_use]
     pub fn fetches(&self, repo: &str) -> usize {
-        let fetches = self.requests_of(repo, Phase::Fetch);
-        fetches
+        self.requests_of(repo, Phase::Fetch)
             .iter()
-            .filter(|request| request.status == Some(200))
+            .filter(|request| request.pack_sent)
             .count()
     }
 

@@ -75,9 +75,14 @@ pub struct Request {
     pub headers: Vec<(String, Vec<u8>)>,
     /// The first bytes of the body of a POST to `git-upload-pack`, inflated; at most 4 KiB.
     pub body_head: Vec<u8>,
+    /// Whether the answer held (the beginning of) a pack.
+    pub pack_sent: bool,
     /// Bytes of body that were sent in answer, so far.
     pub bytes_sent: u64,
 }
+
+/// How a pack of version 2 begins.
+const PACK: &[u8] = b"PACK\0\0\0\x02";
 
 /// All requests of a forge, in the order in which they came.
 #[derive(Clone, Default)]
@@ -113,6 +118,7 @@ impl Log {
                     .map(|(name, value)| (name.to_string(), value.as_bytes().to_vec()))
                     .collect(),
                 body_head: Vec::new(),
+                pack_sent: false,
                 bytes_sent: 0,
             }),
             sent: AtomicU64::new(0),
@@ -149,9 +155,14 @@ impl Entry {
         change(&mut self.request.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Counts bytes of the answer's body.
-    pub(crate) fn count(&self, bytes: usize) {
-        self.sent.fetch_add(bytes as u64, Ordering::Relaxed);
+    /// Counts a piece of the answer's body.
+    pub(crate) fn sent(&self, piece: &[u8]) {
+        self.sent.fetch_add(piece.len() as u64, Ordering::Relaxed);
+        let mut request = self.request.lock().unwrap_or_else(PoisonError::into_inner);
+        if request.phase == Some(Phase::Fetch) && !request.pack_sent {
+            // git sends a pack's header in one piece of its own.
+            request.pack_sent = piece.windows(PACK.len()).any(|window| window == PACK);
+        }
     }
 
     fn snapshot(&self) -> Request {

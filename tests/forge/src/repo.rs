@@ -89,6 +89,16 @@ impl Change {
         }
     }
 
+    /// A file as git LFS leaves it in the repository: it stands for `size` bytes that are elsewhere.
+    pub fn lfs_pointer(path: impl Into<String>, size: u64) -> Self {
+        let id = "4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393";
+        let spec = "https://git-lfs.github.com/spec/v1";
+        Self::file(
+            path,
+            format!("version {spec}\noid sha256:{id}\nsize {size}\n"),
+        )
+    }
+
     /// A removal.
     pub fn delete(path: impl Into<String>) -> Self {
         Self::Delete { path: path.into() }
@@ -309,6 +319,19 @@ impl Repo {
     #[must_use]
     pub fn find(&self, name: &str) -> Option<String> {
         self.git(&["rev-parse", "--quiet", "--verify", name]).ok()
+    }
+
+    /// The hash that its ids are made with.
+    ///
+    /// # Errors
+    /// When git fails.
+    pub fn format(&self) -> Result<ObjectFormat, ForgeError> {
+        let name = self.git(&["rev-parse", "--show-object-format"])?;
+        Ok(if name == "sha256" {
+            ObjectFormat::Sha256
+        } else {
+            ObjectFormat::Sha1
+        })
     }
 
     /// The time of the next object.

@@ -92,7 +92,9 @@ async fn serve(state: Arc<State>, request: Request<Incoming>) -> Result<Response
     entry.note(|request| request.status = Some(response.status().as_u16()));
     Ok(response.map(|body| {
         Body::new(body.map_frame(move |frame| {
-            entry.count(frame.data_ref().map_or(0, bytes::Bytes::len));
+            if let Some(piece) = frame.data_ref() {
+                entry.sent(piece);
+            }
             frame
         }))
     }))

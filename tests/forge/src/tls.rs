@@ -1,5 +1,9 @@
 //! The forge's own certificate authority, its good certificate and its bad ones.
 
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
 use std::sync::Arc;
 
 use axum_server::tls_rustls::RustlsConfig;
@@ -10,6 +14,7 @@ use rcgen::{
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 
 use crate::ForgeError;
+use crate::error::doing;
 
 /// Which certificate a listener shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,8 +41,9 @@ pub(crate) struct Authority {
 }
 
 impl Authority {
-    /// Makes a fresh CA for a server that is reached as loopback and under `hosts`.
-    pub(crate) fn new(hosts: &[String]) -> Result<Self, ForgeError> {
+    /// Makes a CA for a server that is reached as loopback and under `hosts`. Its key is kept in a file, so
+    /// that who trusts the CA of one start trusts that of the next.
+    pub(crate) fn new(hosts: &[String], key_file: &Path) -> Result<Self, ForgeError> {
         let mut params = CertificateParams::default();
         params
             .distinguished_name
@@ -46,7 +52,7 @@ impl Authority {
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         params.not_before = date_time_ymd(2020, 1, 1);
         params.not_after = date_time_ymd(2045, 1, 1);
-        let key = KeyPair::generate().map_err(ForgeError::Certificate)?;
+        let key = kept_key(key_file)?;
         let issuer = CertifiedIssuer::self_signed(params, key).map_err(ForgeError::Certificate)?;
         let mut names: Vec<String> = ["127.0.0.1", "::1", "localhost"]
             .map(ToOwned::to_owned)
@@ -113,4 +119,21 @@ impl Authority {
             key,
         ))
     }
+}
+
+fn kept_key(file: &Path) -> Result<KeyPair, ForgeError> {
+    if file.exists() {
+        let text =
+            fs::read_to_string(file).map_err(doing(format!("reading {}", file.display())))?;
+        return KeyPair::from_pem(&text).map_err(ForgeError::Certificate);
+    }
+    let key = KeyPair::generate().map_err(ForgeError::Certificate)?;
+    fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(file)
+        .and_then(|mut out| out.write_all(key.serialize_pem().as_bytes()))
+        .map_err(doing(format!("writing {}", file.display())))?;
+    Ok(key)
 }

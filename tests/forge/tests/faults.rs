@@ -165,22 +165,37 @@ async fn t01_a_login_page_with_status_200() {
     assert_eq!(room.forge.requests().last().unwrap().status, Some(200));
 }
 
-#[tokio::test]
-async fn t03_a_server_that_goes_silent() {
+async fn silent(phase: Phase) {
     let mut room = room().await;
-    let patient = room.client.clone();
     room.client = room
         .client
         .config("http.lowSpeedLimit", "1")
         .config("http.lowSpeedTime", "1");
-    for phase in [Phase::Listing, Phase::LsRefs, Phase::Fetch] {
-        room.fails(Fault::new(phase, Effect::StallAfter(1024)), "too slow")
-            .await;
-        room.fails(Fault::new(phase, Effect::Silence), "too slow")
-            .await;
-    }
-    // Without the limits git waits for ever.
-    room.client = patient.deadline(Duration::from_secs(2));
+    room.fails(Fault::new(phase, Effect::StallAfter(1024)), "too slow")
+        .await;
+    room.fails(Fault::new(phase, Effect::Silence), "too slow")
+        .await;
+}
+
+#[tokio::test]
+async fn t03_a_server_that_goes_silent_in_the_listing() {
+    silent(Phase::Listing).await;
+}
+
+#[tokio::test]
+async fn t03_a_server_that_goes_silent_in_ls_refs() {
+    silent(Phase::LsRefs).await;
+}
+
+#[tokio::test]
+async fn t03_a_server_that_goes_silent_in_the_fetch() {
+    silent(Phase::Fetch).await;
+}
+
+#[tokio::test]
+async fn t03_without_limits_git_waits_for_ever() {
+    let mut room = room().await;
+    room.client = room.client.deadline(Duration::from_secs(2));
     room.forge
         .fault(APP, Fault::new(Phase::Fetch, Effect::StallAfter(1024)));
     let outcome = room.clone().await;

@@ -237,3 +237,38 @@ async fn the_same_calls_give_the_same_ids() {
     let on_tree = repo.annotated_tag("tree", &tree).unwrap();
     assert_ne!(on_tree, tree);
 }
+
+#[tokio::test]
+async fn a_forge_that_starts_again_in_its_directory_is_still_trusted() {
+    let dir = TempDir::new().unwrap();
+    let root = dir.path().join("root");
+    let first = Forge::start(Options::new().root(&root)).await.unwrap();
+    let repo = first.create("acme/app", Visibility::Public).unwrap();
+    repo.commit("main", &[Change::file("a", "a")]).unwrap();
+    let client = Client::new(&first).unwrap();
+    drop(first);
+    let again = Forge::start(Options::new().root(&root)).await.unwrap();
+    again.set_visibility("acme/app", Visibility::Public);
+    let listed = client
+        .git(dir.path(), &["ls-remote", &again.url("acme/app")])
+        .await
+        .unwrap();
+    assert!(listed.success(), "{}", listed.stderr);
+}
+
+#[tokio::test]
+async fn a_fetch_in_several_requests_is_counted_once() {
+    let (forge, _repo, dir) = forge().await;
+    for version in ["0", "2"] {
+        forge.clear_requests();
+        let client = Client::new(&forge)
+            .unwrap()
+            .token("x", READ)
+            .config("protocol.version", version);
+        let tree = dir.path().join(version);
+        let path = tree.to_str().unwrap();
+        let args = ["clone", "-q", "--depth", "1", &forge.url("acme/app"), path];
+        assert!(client.git(dir.path(), &args).await.unwrap().success());
+        assert_eq!(forge.fetches("acme/app"), 1, "v{version}");
+    }
+}
