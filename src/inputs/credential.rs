@@ -327,11 +327,17 @@ pub(super) async fn load(
 
 /// The same failure as lookups name it.
 pub(super) fn for_lookups(failure: Failure) -> Failure {
-    let reason = match failure.reason {
-        Reason::ConnectorNotFound | Reason::SecretNotFound => Reason::LookupConnectorNotFound,
-        Reason::UseNotAllowed => Reason::LookupUseNotAllowed,
-        other if other.code() == Code::InputCredentialFailed => Reason::LookupSecretFailed,
-        other => other,
+    let reason = if matches!(
+        failure.reason,
+        Reason::ConnectorNotFound | Reason::SecretNotFound
+    ) {
+        Reason::LookupConnectorNotFound
+    } else if failure.reason == Reason::UseNotAllowed {
+        Reason::LookupUseNotAllowed
+    } else if failure.reason.code() == Code::InputCredentialFailed {
+        Reason::LookupSecretFailed
+    } else {
+        failure.reason
     };
     Failure { reason, ..failure }
 }

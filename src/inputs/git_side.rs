@@ -11,7 +11,7 @@ use crate::api::{CommitId, Failure, RefName, RepoUrl};
 /// Every method makes one attempt: the caller decides by the failure's reason whether to call again. A future that is
 /// dropped ends what it started, unless somebody else waits for the same.
 pub trait GitSide: Send + Sync {
-    /// Lists refs over ssh. `list_over` speaks the protocol on any pair of streams.
+    /// Lists refs over ssh. [`super::protocol::list_over`] speaks the protocol on any pair of streams.
     fn list_ssh<'a>(
         &'a self,
         remote: &'a Remote,

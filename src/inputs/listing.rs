@@ -4,28 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::api::{CommitId, ObjectFormat, RefName};
 
-/// What to ask a server for. `HEAD` is always asked for.
+/// What to ask a server for, beside its `HEAD`: full names, each compared exactly.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
-pub struct Wants {
-    /// Full names. Each is compared exactly.
-    pub names: BTreeSet<RefName>,
-    /// Say whether there is any ref at all.
-    pub any: bool,
-}
-
-impl Wants {
-    /// Whether an answer to these wants answers the others too.
-    #[must_use]
-    pub fn cover(&self, others: &Self) -> bool {
-        self.names.is_superset(&others.names) && (self.any || !others.any)
-    }
-
-    /// Adds others.
-    pub fn add(&mut self, others: &Self) {
-        self.names.extend(others.names.iter().cloned());
-        self.any |= others.any;
-    }
-}
+pub struct Wants(pub BTreeSet<RefName>);
 
 /// What a server said.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,8 +17,8 @@ pub struct Listing {
     pub head: Head,
     /// Those of the wanted names that are there.
     pub refs: BTreeMap<RefName, Listed>,
-    /// Whether there is any ref at all; `None`: nothing was seen, and not everything was asked for.
-    pub any: Option<bool>,
+    /// The repository has no ref at all.
+    pub empty: bool,
 }
 
 /// A ref as a server lists it.

@@ -1,145 +1,270 @@
 //! From what a run asks for to what it gets: one commit for each input, or one failure.
+//!
+//! An input goes through the same steps with each try, so that a rotated Secret or a moved branch is seen: credential,
+//! listing with that credential, and then, side by side, the proof that it cannot write and the look at ids of which
+//! a listing does not tell what they are.
 
 use std::sync::Arc;
 
-use jiff::Timestamp;
-use serde::{Deserialize, Serialize};
+use futures::future::try_join_all;
 
-use super::{AddressGuard, Credential, GitSide, Settings, Sources, SystemNames, credential};
+use super::list_error::ListError;
+use super::pin::{Pinned, pin};
+use super::retry::{self, Next, Retry};
+use super::{
+    Credential, CredentialProof, GitSide, Inputs, ObjectSeen, Progress, Remote, ResolvedInput,
+    Shown, Wanted, Wants,
+};
 use crate::api::{
-    CommitId, ConnectorName, ConnectorUse, Failure, InputName, Namespace, ObjectFormat, Reason,
-    RefName, RefSelector, RepoUrl, RunSpec,
+    CommitId, ConnectorUse, CredentialProofPolicy, Failure, Fault as _, Healing, Input, Namespace,
+    Reason, Repository, RunSpec, Transport,
 };
 
-/// The host side of inputs. Cheap to clone; all clones share one guard, one mirror and one flight per question.
-#[derive(Clone)]
-pub struct Inputs(Arc<Inner>);
-
-struct Inner {
-    settings: Settings,
-    sources: Arc<dyn Sources>,
-    guard: AddressGuard,
-    git: Option<Arc<dyn GitSide>>,
+/// A try that failed.
+struct Missed {
+    failure: Failure,
+    /// How long the server asks to be left alone.
+    hold: Option<std::time::Duration>,
 }
 
-/// One input, pinned.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ResolvedInput {
-    /// Its name.
-    pub name: InputName,
-    /// Where it is: the address that was asked, with a connector's url before a short path.
-    pub repository: RepoUrl,
-    /// What the run asks for.
-    pub requested: RefSelector,
-    /// The full name that led to the commit; `None` for a plain commit and for a detached HEAD.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub resolved_ref: Option<RefName>,
-    /// The pinned commit.
-    pub commit: CommitId,
-    /// The annotated tag that led there.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tag_object: Option<CommitId>,
-    /// How the repository names its objects.
-    pub object_format: ObjectFormat,
-    /// Whose credential was used; `None`: anonymous.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub connector: Option<ConnectorName>,
-    /// Whether that credential may write.
-    pub proof: CredentialProof,
-    /// When the server gave its answer.
-    pub resolved_at: Timestamp,
-    /// 1..; `None`: the whole history.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub depth: Option<u32>,
-    /// Where it goes below the workspace.
-    pub path: String,
-    /// The agent's mount is read-only.
-    pub read_only: bool,
-    /// The agent may `git fetch` more of it.
-    pub fetch: bool,
-}
-
-/// Whether an input's credential may write to its repository.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum CredentialProof {
-    /// The server refused to let it push.
-    ReadOnly,
-    /// The server would let it push.
-    CanWrite,
-    /// The server did not say.
-    Unknown,
-    /// Nobody asked: there is no credential, or the policy is `Off`.
-    NotAsked,
-}
-
-/// What a resolution waits for, for the status of a run.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Progress {
-    /// The input.
-    pub input: InputName,
-    /// Why it is not resolved yet. It will be tried again.
-    pub waiting_for: Failure,
-}
-
-impl Inputs {
-    /// The host side of inputs, over the names of this machine.
-    #[must_use]
-    pub fn new(settings: Settings, sources: Arc<dyn Sources>) -> Self {
-        let guard = AddressGuard::new(&settings, Arc::new(SystemNames));
-        Self(Arc::new(Inner {
-            settings,
-            sources,
-            guard,
-            git: None,
-        }))
-    }
-
-    /// What the administrator set.
-    #[must_use]
-    pub fn settings(&self) -> &Settings {
-        &self.0.settings
-    }
-
-    /// Which addresses may be connected to: inputs, lookups and egress alike.
-    #[must_use]
-    pub fn guard(&self) -> &AddressGuard {
-        &self.0.guard
-    }
-
-    /// The commit of every input, or one failure. Waits and tries again as the settings say; dropping the future
-    /// ends it and disturbs nobody who waits for the same.
-    ///
-    /// # Errors
-    /// The first failure that cannot heal, or did not in time. It names the input.
-    pub async fn resolve(
-        &self,
-        namespace: &Namespace,
-        spec: &RunSpec,
-        progress: &(dyn Fn(Progress) + Send + Sync),
-    ) -> Result<Vec<ResolvedInput>, Failure> {
-        let _ = (namespace, spec, progress, &self.0.git);
-        std::future::ready(Err(Failure::new(
-            Reason::Bug,
-            "resolution is not built yet",
-        )))
-        .await
-    }
-
-    /// A connector with the values of its Secrets, checked for a use. Asked for at each use: nothing is kept.
-    ///
-    /// # Errors
-    /// When connector, Secret or key is missing, invalid, or not meant for this.
-    pub async fn credential(
-        &self,
-        namespace: &Namespace,
-        connector: &ConnectorName,
-        wanted: ConnectorUse,
-    ) -> Result<Credential, Failure> {
-        let loaded = credential::load(&*self.0.sources, namespace, connector, wanted).await;
-        match wanted {
-            ConnectorUse::Inputs => loaded,
-            ConnectorUse::Lookups => loaded.map_err(credential::for_lookups),
+impl From<Failure> for Missed {
+    fn from(failure: Failure) -> Self {
+        Self {
+            failure,
+            hold: None,
         }
+    }
+}
+
+impl Missed {
+    fn listing(error: &ListError, remote: &Remote) -> Self {
+        let hold = if let ListError::RateLimited { wait } = error {
+            *wait
+        } else {
+            None
+        };
+        Self {
+            failure: error.failure(remote),
+            hold,
+        }
+    }
+}
+
+/// All inputs of a run, or the first failure that stays.
+pub(super) async fn all(
+    inputs: &Inputs,
+    namespace: &Namespace,
+    spec: &RunSpec,
+    progress: &(dyn Fn(Progress) + Send + Sync),
+) -> Result<Vec<ResolvedInput>, Failure> {
+    if !spec.inputs.is_empty() && !inputs.settings().enabled {
+        let text = "spec.inputs: inputs are switched off for this installation";
+        return Err(Failure::new(Reason::InputsDisabled, text));
+    }
+    let each = spec
+        .inputs
+        .iter()
+        .map(|input| one(inputs, namespace, input, spec.credential_proof, progress));
+    try_join_all(each).await
+}
+
+async fn one(
+    inputs: &Inputs,
+    namespace: &Namespace,
+    input: &Input,
+    policy: CredentialProofPolicy,
+    progress: &(dyn Fn(Progress) + Send + Sync),
+) -> Result<ResolvedInput, Failure> {
+    let mut retry = Retry::new(inputs.settings().times);
+    loop {
+        let missed = match attempt(inputs, namespace, input, policy).await {
+            Ok(resolved) => return Ok(resolved),
+            Err(missed) => missed,
+        };
+        let failure = Failure {
+            input: Some(input.name.clone()),
+            ..missed.failure
+        };
+        let now = tokio::time::Instant::now();
+        match retry.after(&failure, missed.hold, now, retry::chance()) {
+            Next::Wait(wait) => {
+                tracing::debug!(
+                    namespace = namespace.as_str(),
+                    input = input.name.as_str(),
+                    reason = failure.reason.as_str(),
+                    wait_ms = wait.as_millis(),
+                    "input not resolved yet"
+                );
+                progress(Progress {
+                    input: input.name.clone(),
+                    waiting_for: failure,
+                });
+                tokio::time::sleep(wait).await;
+            }
+            Next::GiveUp(tries, _) if tries <= 1 => return Err(failure),
+            Next::GiveUp(tries, spent) => {
+                let message = format!(
+                    "{} (tried {tries} times in {} s)",
+                    failure.message,
+                    spent.as_secs()
+                );
+                return Err(Failure { message, ..failure });
+            }
+        }
+    }
+}
+
+async fn attempt(
+    inputs: &Inputs,
+    namespace: &Namespace,
+    input: &Input,
+    policy: CredentialProofPolicy,
+) -> Result<ResolvedInput, Missed> {
+    let remote = remote(inputs, namespace, input).await?;
+    let wants = Wants(input.selector.name().cloned().into_iter().collect());
+    let listing = inputs.listing(&remote, &wants).await;
+    let listing = listing.map_err(|error| Missed::listing(&error, &remote))?;
+    let resolved_at = jiff::Timestamp::now();
+    let pinned = pin(&input.selector, &listing)
+        .map_err(|error| Failure::new(error.reason(), format!("{}: {error}", remote.repository)))?;
+    let depth = input.depth;
+    let (proof, commit) = tokio::try_join!(proof(inputs, &remote, policy), async {
+        commit(inputs.git(), &remote, pinned, depth)
+            .await
+            .map_err(Missed::from)
+    })?;
+    let (commit, tag_object, resolved_ref) = commit;
+    Ok(ResolvedInput {
+        name: input.name.clone(),
+        requested: input.selector.clone(),
+        resolved_ref,
+        commit,
+        tag_object,
+        object_format: listing.format,
+        connector: remote.credential.name().cloned(),
+        repository: remote.repository,
+        proof,
+        resolved_at,
+        depth,
+        path: input.path.clone(),
+        read_only: input.read_only,
+        fetch: input.fetch,
+    })
+}
+
+/// The repository with the credential that asks for it; nothing was sent yet.
+async fn remote(inputs: &Inputs, namespace: &Namespace, input: &Input) -> Result<Remote, Failure> {
+    let credential = match &input.connector {
+        Some(name) => {
+            inputs
+                .credential(namespace, name, ConnectorUse::Inputs)
+                .await?
+        }
+        None => Credential::anonymous(namespace),
+    };
+    let broken = |rule: String| {
+        Failure::new(
+            Reason::RuleBroken,
+            format!("repository of input `{}` {rule}", input.name),
+        )
+    };
+    let repository = match (&input.repository, credential.connector()) {
+        (Repository::Url(url), _) => url.clone(),
+        (Repository::BelowConnector(path), Some(connector)) => connector
+            .origin
+            .repository(path)
+            .map_err(|error| broken(error.to_string()))?,
+        (Repository::BelowConnector(_), None) => {
+            return Err(broken(
+                "is a short path: write the whole address, or name a connector".to_owned(),
+            ));
+        }
+    };
+    credential.covers(&repository)?;
+    match (repository.transport(), credential.shown()) {
+        (Transport::Https, Shown::Anonymous | Shown::Basic { .. } | Shown::Header { .. })
+        | (Transport::Ssh, Shown::Ssh { .. }) => Ok(Remote {
+            repository,
+            credential,
+        }),
+        (Transport::Ssh, Shown::Anonymous | Shown::Basic { .. } | Shown::Header { .. }) => Err(
+            broken("is reached over ssh: name a connector that has auth.ssh".to_owned()),
+        ),
+        (Transport::Https, Shown::Ssh { .. }) => Err(broken(
+            "is reached over https: name a connector that has auth.token".to_owned(),
+        )),
+    }
+}
+
+async fn proof(
+    inputs: &Inputs,
+    remote: &Remote,
+    policy: CredentialProofPolicy,
+) -> Result<CredentialProof, Missed> {
+    if policy == CredentialProofPolicy::Off || remote.credential.is_anonymous() {
+        return Ok(CredentialProof::NotAsked);
+    }
+    let asked = inputs.proof(remote).await;
+    let strict = policy == CredentialProofPolicy::Enforce;
+    let proof = match asked {
+        Ok(proof) => proof,
+        // A server that cannot answer now is no answer; with Enforce it is asked again.
+        Err(error) if strict && error.reason().healing() == Healing::Transient => {
+            return Err(Missed::listing(&error, remote));
+        }
+        Err(_) => CredentialProof::Unknown,
+    };
+    let connector = remote.credential.name().map_or("", |name| name.as_str());
+    let (reason, what) = match proof {
+        CredentialProof::ReadOnly | CredentialProof::NotAsked => return Ok(proof),
+        CredentialProof::CanWrite => (Reason::CredentialCanWrite, "may write to"),
+        CredentialProof::Unknown => (Reason::CredentialProofUnknown, "may perhaps write to"),
+    };
+    if strict {
+        let text = format!(
+            "the credential of connector `{connector}` {what} {}, and policy.credentialProof is Enforce",
+            remote.repository
+        );
+        return Err(Failure::new(reason, text).into());
+    }
+    Ok(proof)
+}
+
+/// The commit that an id leads to; where the listing does not tell, by bringing it here.
+async fn commit(
+    git: Option<&Arc<dyn GitSide>>,
+    remote: &Remote,
+    pinned: Pinned,
+    depth: Option<u32>,
+) -> Result<(CommitId, Option<CommitId>, Option<crate::api::RefName>), Failure> {
+    let Some(git) = git.filter(|_| !pinned.certain) else {
+        return Ok((pinned.id, pinned.tag_object, pinned.resolved_ref));
+    };
+    let wanted = Wanted {
+        remote: remote.clone(),
+        id: pinned.id.clone(),
+        via: pinned.resolved_ref.clone(),
+        depth,
+    };
+    let not_a_commit =
+        |text: String| Failure::new(Reason::NotACommit, format!("{}: {text}", remote.repository));
+    match (git.bring(&wanted).await?, pinned.resolved_ref) {
+        (ObjectSeen::Commit, name) => Ok((pinned.id, pinned.tag_object, name)),
+        (ObjectSeen::TagOfCommit(commit), Some(name)) => Ok((
+            commit,
+            Some(pinned.tag_object.unwrap_or(pinned.id)),
+            Some(name),
+        )),
+        (ObjectSeen::TagOfCommit(commit), None) => Err(not_a_commit(format!(
+            "{} is an annotated tag: write its commit, {commit}",
+            pinned.id
+        ))),
+        (ObjectSeen::NotACommit(kind), Some(name)) => Err(not_a_commit(format!(
+            "{name} leads to a {kind}, not to a commit"
+        ))),
+        (ObjectSeen::NotACommit(kind), None) => Err(not_a_commit(format!(
+            "{} is a {kind}, not a commit",
+            pinned.id
+        ))),
     }
 }

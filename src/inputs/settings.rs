@@ -81,7 +81,7 @@ impl Default for Times {
 pub struct Limits {
     /// The longest listing that is read, in bytes. 800,000 refs of a server that cannot narrow are about 64 MiB.
     pub listing_bytes: u64,
-    /// Listings that are under way at once, over all runs.
+    /// Questions to servers that are under way at once, in each namespace.
     pub listings_at_once: usize,
 }
 
@@ -89,7 +89,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             listing_bytes: 256 << 20,
-            listings_at_once: 128,
+            listings_at_once: 32,
         }
     }
 }
