@@ -1,15 +1,15 @@
 //! A listener that nobody is to find: it records whether anybody ever connected.
 
-use std::io;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use crate::ForgeError;
 use crate::error::doing;
 
-/// A bare TCP listener on a free port of 127.0.0.1. It closes what it accepts, and counts.
+/// A bare TCP listener on a free port of 127.0.0.1. It counts what it accepts, and closes it or never says a
+/// word on it.
 pub struct Trap {
     addr: SocketAddr,
     seen: Arc<Seen>,
@@ -18,16 +18,29 @@ pub struct Trap {
 
 #[derive(Default)]
 struct Seen {
-    connections: AtomicU64,
+    peers: Mutex<Vec<SocketAddr>>,
+    more: Condvar,
     stop: AtomicBool,
 }
 
 impl Trap {
-    /// Sets it up. It needs no runtime: a thread of its own accepts.
+    /// A trap that closes each connection at once. It needs no runtime: a thread of its own accepts.
     ///
     /// # Errors
     /// When there is no free port.
     pub fn start() -> Result<Self, ForgeError> {
+        Self::with(false)
+    }
+
+    /// A trap that takes each connection and keeps it, without a word: not even TLS begins.
+    ///
+    /// # Errors
+    /// When there is no free port.
+    pub fn silent() -> Result<Self, ForgeError> {
+        Self::with(true)
+    }
+
+    fn with(silent: bool) -> Result<Self, ForgeError> {
         let listener =
             TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(doing("listening for a trap"))?;
         let addr = listener
@@ -35,7 +48,7 @@ impl Trap {
             .map_err(doing("asking for the own address"))?;
         let seen = Arc::new(Seen::default());
         let shared = Arc::clone(&seen);
-        let thread = std::thread::spawn(move || accept(&listener, &shared));
+        let thread = std::thread::spawn(move || accept(&listener, &shared, silent));
         Ok(Self {
             addr,
             seen,
@@ -55,34 +68,47 @@ impl Trap {
         format!("https://{}/{repo}.git", self.addr)
     }
 
-    /// How many connections were made.
+    /// How many connections were made so far. Connections are accepted in order, so one of our own shows that
+    /// those before it were counted; it is not counted itself.
     #[must_use]
     pub fn connections(&self) -> u64 {
-        // A connection is established before it is accepted. One of our own, which the thread must
-        // have counted before we go on, brings those before it to the count.
-        let before = self.seen.connections.load(Ordering::SeqCst);
-        if self.knock().is_err() {
-            return before;
-        }
-        let total = self.seen.connections.load(Ordering::SeqCst);
-        self.seen.connections.fetch_sub(1, Ordering::SeqCst);
-        total - 1
-    }
-
-    /// Connects and waits until the connection was accepted, counted and closed.
-    fn knock(&self) -> io::Result<()> {
-        let mut stream = std::net::TcpStream::connect(self.addr)?;
-        io::copy(&mut stream, &mut io::sink()).map(drop)
+        let Ok(own) = TcpStream::connect(self.addr).and_then(|stream| stream.local_addr()) else {
+            return self.seen.count(None);
+        };
+        self.seen.count(Some(own))
     }
 }
 
-fn accept(listener: &TcpListener, seen: &Seen) {
-    for stream in listener.incoming() {
+impl Seen {
+    fn count(&self, own: Option<SocketAddr>) -> u64 {
+        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(own) = own {
+            while !peers.contains(&own) && !self.stop.load(Ordering::SeqCst) {
+                peers = self
+                    .more
+                    .wait(peers)
+                    .unwrap_or_else(PoisonError::into_inner);
+            }
+            peers.retain(|peer| *peer != own);
+        }
+        peers.len() as u64
+    }
+}
+
+fn accept(listener: &TcpListener, seen: &Seen, silent: bool) {
+    let mut kept = Vec::new();
+    while let Ok((stream, peer)) = listener.accept() {
         if seen.stop.load(Ordering::SeqCst) {
             return;
         }
-        seen.connections.fetch_add(1, Ordering::SeqCst);
-        drop(stream);
+        seen.peers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(peer);
+        seen.more.notify_all();
+        if silent {
+            kept.push(stream);
+        }
     }
 }
 
@@ -90,7 +116,7 @@ impl Drop for Trap {
     fn drop(&mut self) {
         self.seen.stop.store(true, Ordering::SeqCst);
         // Wakes the thread. If that fails the listener is gone, and so is the thread.
-        drop(std::net::TcpStream::connect(self.addr));
+        drop(TcpStream::connect(self.addr));
         if let Some(thread) = self.thread.take() {
             drop(thread.join());
         }
@@ -105,8 +131,18 @@ mod tests {
     fn a_trap_counts_others_and_not_itself() {
         let trap = Trap::start().unwrap();
         assert_eq!(trap.connections(), 0);
-        drop(std::net::TcpStream::connect(trap.addr()).unwrap());
+        drop(TcpStream::connect(trap.addr()).unwrap());
         assert_eq!(trap.connections(), 1);
         assert_eq!(trap.connections(), 1);
+    }
+
+    #[test]
+    fn a_silent_trap_keeps_its_guests() {
+        let trap = Trap::silent().unwrap();
+        let guest = TcpStream::connect(trap.addr()).unwrap();
+        assert_eq!(trap.connections(), 1);
+        guest.set_nonblocking(true).unwrap();
+        let nothing = std::io::Read::read(&mut &guest, &mut [0]).unwrap_err();
+        assert_eq!(nothing.kind(), std::io::ErrorKind::WouldBlock);
     }
 }

@@ -443,3 +443,56 @@ async fn a_delay_and_a_hook_before_git_is_asked() {
         listed.stdout
     );
 }
+
+/// The processes that have this text in their environment.
+fn processes_with(text: &str) -> usize {
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let environments = processes.filter_map(|p| std::fs::read(p.path().join("environ")).ok());
+    environments
+        .filter(|env| env.windows(text.len()).any(|w| w == text.as_bytes()))
+        .count()
+}
+
+async fn until(condition: impl Fn() -> bool) {
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
+    while !condition() {
+        assert!(tokio::time::Instant::now() < deadline, "never came true");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn no_process_outlives_its_client_or_the_forge() {
+    let Room {
+        forge,
+        repo,
+        client,
+        dir,
+    } = room().await;
+    let ours = format!("PATH_TRANSLATED={}", repo.git_dir().display());
+    // Larger than all buffers on the way, so that the backend cannot end by itself.
+    let noise: Vec<u8> = (0..8_000_000_u32)
+        .flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes())
+        .collect();
+    repo.commit("main", &[Change::file("noise", noise)])
+        .unwrap();
+    forge.fault(APP, Fault::new(Phase::Fetch, Effect::StallAfter(1024)));
+    let clone = async |name: &str| {
+        client
+            .clone_into(&forge.url(APP), &dir.path().join(name))
+            .await
+            .unwrap()
+    };
+    tokio::select! {
+        outcome = clone("a") => panic!("{outcome:?}"),
+        () = until(|| processes_with(&ours) > 0) => {}
+    }
+    // The client was killed with the select.
+    until(|| processes_with(&ours) == 0).await;
+
+    tokio::select! {
+        outcome = clone("b") => panic!("{outcome:?}"),
+        () = until(|| processes_with(&ours) > 0) => drop(forge),
+    }
+    until(|| processes_with(&ours) == 0).await;
+}
