@@ -58,6 +58,23 @@ fn ended() -> Event {
     }
 }
 
+fn provisioned() -> Event {
+    Event::InputsProvisioned {
+        attempt: Attempt::FIRST,
+        inputs: Vec::new(),
+    }
+}
+
+fn proved(enforced: bool) -> Event {
+    Event::PolicyProof {
+        attempt: Attempt::FIRST,
+        enforced,
+        canaries: Vec::new(),
+        open: Vec::new(),
+        open_millis: 0,
+    }
+}
+
 async fn begun(record: &Record, run: &RunKey) -> Head {
     record
         .append_all(run, vec![created(), dispatched(1)])
@@ -71,6 +88,15 @@ async fn the_start_grant_is_given_once() {
     let record = desk.open().await;
     let run = key(1);
     begun(&record, &run).await;
+    for (missing, event) in [
+        (Rejected::NotProvisioned, provisioned()),
+        (Rejected::NotProved, proved(false)),
+        (Rejected::NotProved, proved(true)),
+    ] {
+        let early = record.grant(&run, Attempt::FIRST, "one").await.unwrap();
+        assert_eq!(early, Grant::Refused(missing));
+        record.append(&run, event).await.unwrap();
+    }
     let first = record.grant(&run, Attempt::FIRST, "one").await.unwrap();
     assert_eq!(first, Grant::Granted { again: false });
     let lost_answer = record.grant(&run, Attempt::FIRST, "one").await.unwrap();
@@ -90,5 +116,5 @@ async fn the_start_grant_is_given_once() {
     record.append(&run, ended()).await.unwrap();
     let after_the_end = record.grant(&run, Attempt::FIRST, "one").await.unwrap();
     assert_eq!(after_the_end, Grant::Refused(Rejected::Ended));
-    assert_eq!(record.events(&run.uid).await.unwrap().len(), 4);
+    assert_eq!(record.events(&run.uid).await.unwrap().len(), 7);
 }

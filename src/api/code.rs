@@ -332,6 +332,7 @@ reasons! {
     WorkspaceDrifted: DriftDetected, Permanent, "see what changed in status.inputs; set policy.onDrift to Report if changes are wanted";
     DriftNotKnown: DriftDetected, Permanent, "the workspace could not be compared, and policy.onDrift is Fail: run again";
     CancelRequested: Cancelled, Permanent, "change spec.rerun to run again";
+    SuspendRequested: Cancelled, Permanent, "set spec.suspend to false to let it go on";
     ObjectDeleted: Cancelled, Permanent, "apply the run again with another spec.rerun";
     Bug: Internal, Permanent, "report this with the record of the run";
     HostDiskFull: Internal, Transient, "free space on the host side's volumes";

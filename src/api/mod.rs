@@ -16,9 +16,13 @@ pub mod wire;
 #[cfg(feature = "host")]
 mod connector;
 #[cfg(feature = "host")]
+mod event;
+#[cfg(feature = "host")]
 mod sandboxrun;
 #[cfg(feature = "host")]
 mod spec;
+#[cfg(feature = "host")]
+mod status;
 
 pub use code::{Code, Failure, Fault, Healing, Reason};
 pub use digest::{canonical_json, digest, hex, sha256_hex};
@@ -34,6 +38,10 @@ pub use text::safe_text;
 #[cfg(feature = "host")]
 pub use connector::*;
 #[cfg(feature = "host")]
+pub use event::{Call, Decision, Event, QueryDigest, RunKey, Via};
+#[cfg(feature = "host")]
 pub use sandboxrun::*;
 #[cfg(feature = "host")]
 pub use spec::*;
+#[cfg(feature = "host")]
+pub use status::*;

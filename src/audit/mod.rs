@@ -5,15 +5,14 @@
 
 pub mod chain;
 mod error;
-mod event;
 mod read;
 mod record;
 pub mod rules;
 mod writer;
 
+pub use crate::api::{Call, Decision, Event, QueryDigest, RunKey, Via};
 pub use chain::{ChainFault, Entry, Head, HeadError};
 pub use error::RecordError;
-pub use event::{Call, Decision, Event, QueryDigest, RunKey, Via};
 pub use read::{Finding, RunEnd, RunFilter, RunSummary, Verdict};
 pub use record::{Clock, Record};
 pub use rules::{Abandon, Grant, Rejected, RunState};

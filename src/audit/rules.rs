@@ -3,30 +3,51 @@
 //! The chain of a run object holds one *life* for each `rerun`: from a `run.created` to its `run.ended`. Attempts are
 //! counted through all of them. The simulation of `run/` uses these same rules, so what it proves holds for the record.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::Event;
-use crate::api::{Attempt, Reason};
+use crate::api::{Attempt, CommitId, Decision, Event, InputName, Reason};
 
 /// The kinds that decide what may follow. All others only pass by.
-pub const DECIDING: [&str; 6] = [
+pub const DECIDING: [&str; 11] = [
     "run.created",
     "attempt.dispatched",
+    "input.resolved",
+    "pod.creating",
+    "inputs.provisioned",
+    "policy.proof",
     "attempt.failed",
     "attempt.abandoned",
     "agent.started",
+    "output",
     "run.ended",
 ];
 
 /// What a run's deciding events lead to.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RunState {
-    created: bool,
+    /// `spec.rerun` of every life so far.
+    reruns: BTreeSet<String>,
     ended: bool,
-    attempts: BTreeMap<Attempt, AttemptState>,
+    attempts: BTreeMap<Attempt, AttemptSeen>,
 }
 
 /// What is known of one attempt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is one event that was or was not written"
+)]
+struct AttemptSeen {
+    state: AttemptState,
+    commits: BTreeMap<InputName, CommitId>,
+    pod: bool,
+    provisioned: bool,
+    /// By the last proof.
+    enforced: bool,
+    reported: bool,
+}
+
+/// Whether an agent may start, did, or never will.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum AttemptState {
     /// An agent may start.
@@ -48,6 +69,9 @@ pub enum Rejected {
     /// The present life has not ended.
     #[error("the run was created already and has not ended")]
     AlreadyCreated,
+    /// Each `spec.rerun` runs once, also when an old copy of the object comes back.
+    #[error("this `rerun` has run already")]
+    AlreadyLived,
     /// `run.ended` is the last word.
     #[error("the run has ended")]
     Ended,
@@ -69,6 +93,21 @@ pub enum Rejected {
     /// `agent.started` is in the record.
     #[error("the agent was started")]
     AlreadyStarted,
+    /// A commit is recorded once for each attempt: it never changes.
+    #[error("the input was resolved to another commit in this attempt")]
+    AlreadyResolved,
+    /// A pod's name is used once.
+    #[error("a pod was made for this attempt")]
+    AlreadyMade,
+    /// What a run left is recorded once: a later report does not change it.
+    #[error("what the run left was recorded")]
+    AlreadyReported,
+    /// No `inputs.provisioned` in this attempt: nothing may start on a partial workspace.
+    #[error("the inputs are not in the workspace")]
+    NotProvisioned,
+    /// No `policy.proof` in this attempt, or the last one says that something was open.
+    #[error("the policy is not proved")]
+    NotProved,
     /// The newest attempt could still start: fail or abandon it first.
     #[error("the newest attempt could still start its agent")]
     Undecided,
@@ -121,7 +160,7 @@ impl RunState {
     /// Whether the run has begun and has no last word.
     #[must_use]
     pub fn is_open(&self) -> bool {
-        self.created && !self.ended
+        self.created() && !self.ended
     }
 
     /// The newest attempt.
@@ -133,16 +172,10 @@ impl RunState {
     /// The nonce that the agent was started for in this attempt.
     #[must_use]
     pub fn started(&self, attempt: Attempt) -> Option<&str> {
-        match self.attempts.get(&attempt)? {
+        match &self.attempts.get(&attempt)?.state {
             AttemptState::Started { nonce } => Some(nonce),
             AttemptState::Dispatched | AttemptState::Abandoned | AttemptState::Past => None,
         }
-    }
-
-    /// Whether no agent will ever start in this attempt.
-    #[must_use]
-    pub fn abandoned(&self, attempt: Attempt) -> bool {
-        self.attempts.get(&attempt) == Some(&AttemptState::Abandoned)
     }
 
     /// Whether an event may follow.
@@ -150,73 +183,86 @@ impl RunState {
     /// # Errors
     /// Why not.
     pub fn admit(&self, event: &Event) -> Result<Admitted, Rejected> {
-        if let Event::RunCreated { .. } = event {
-            return if self.is_open() {
-                Err(Rejected::AlreadyCreated)
-            } else {
-                Ok(Admitted::Write)
-            };
+        if let Event::RunCreated { rerun, .. } = event {
+            return self.admit_creation(rerun);
         }
-        if !self.created {
+        if !self.created() {
             return Err(Rejected::NotCreated);
         }
         // A call that was allowed while the agent lived may end after it: its bytes are still worth a line.
-        let late_call =
-            matches!(event, Event::Call(call) if call.decision != super::Decision::Begun);
+        let late_call = matches!(event, Event::Call(call) if call.decision != Decision::Begun);
         if self.ended && !late_call {
             return Err(Rejected::Ended);
         }
         match event {
             Event::AttemptDispatched { attempt } => self.admit_dispatch(*attempt),
+            Event::InputResolved {
+                attempt,
+                input,
+                commit,
+                ..
+            } => self.admit_commit(*attempt, input, commit),
+            Event::PodCreating { attempt, .. } => self.admit_pod(*attempt),
             Event::AgentStarted { attempt, nonce } => self.admit_start(*attempt, nonce),
             Event::AttemptAbandoned { attempt, .. } | Event::AttemptFailed { attempt, .. } => {
                 self.admit_abandonment(*attempt)
             }
+            Event::Drift { attempt, .. } | Event::Output { attempt, .. } => {
+                self.admit_report(*attempt)
+            }
             Event::RunEnded { .. } => self.admit_end(),
             Event::RunCreated { .. }
-            | Event::InputResolved { .. }
-            | Event::PodCreating { .. }
             | Event::InputsProvisioned { .. }
             | Event::PolicyProof { .. }
             | Event::AgentStopping { .. }
             | Event::AgentEnded { .. }
-            | Event::Call(_)
-            | Event::Drift { .. }
-            | Event::Output { .. } => Ok(Admitted::Write),
+            | Event::Call(_) => Ok(Admitted::Write),
         }
     }
 
     /// Takes an event that was written.
     pub fn apply(&mut self, event: &Event) {
         match event {
-            Event::RunCreated { .. } => {
-                self.created = true;
+            Event::RunCreated { rerun, .. } => {
+                self.reruns.insert(rerun.clone());
                 self.ended = false;
-                for state in self.attempts.values_mut() {
-                    *state = AttemptState::Past;
+                for seen in self.attempts.values_mut() {
+                    seen.state = AttemptState::Past;
                 }
             }
             Event::AttemptDispatched { attempt } => {
-                self.attempts.insert(*attempt, AttemptState::Dispatched);
+                self.attempts.insert(*attempt, AttemptSeen::dispatched());
             }
+            Event::InputResolved {
+                attempt,
+                input,
+                commit,
+                ..
+            } => self.with(*attempt, |seen| {
+                seen.commits.insert(input.clone(), commit.clone());
+            }),
+            Event::PodCreating { attempt, .. } => self.with(*attempt, |seen| seen.pod = true),
+            Event::InputsProvisioned { attempt, .. } => {
+                self.with(*attempt, |seen| seen.provisioned = true);
+            }
+            Event::PolicyProof {
+                attempt, enforced, ..
+            } => self.with(*attempt, |seen| seen.enforced = *enforced),
             Event::AgentStarted { attempt, nonce } => {
                 let nonce = nonce.clone();
-                self.attempts
-                    .insert(*attempt, AttemptState::Started { nonce });
+                self.with(*attempt, |seen| {
+                    seen.state = AttemptState::Started { nonce }
+                });
             }
             Event::AttemptAbandoned { attempt, .. } | Event::AttemptFailed { attempt, .. } => {
-                self.attempts.insert(*attempt, AttemptState::Abandoned);
+                self.with(*attempt, |seen| seen.state = AttemptState::Abandoned);
             }
+            Event::Output { attempt, .. } => self.with(*attempt, |seen| seen.reported = true),
             Event::RunEnded { .. } => self.ended = true,
-            Event::InputResolved { .. }
-            | Event::PodCreating { .. }
-            | Event::InputsProvisioned { .. }
-            | Event::PolicyProof { .. }
-            | Event::AgentStopping { .. }
+            Event::AgentStopping { .. }
             | Event::AgentEnded { .. }
             | Event::Call(_)
-            | Event::Drift { .. }
-            | Event::Output { .. } => {}
+            | Event::Drift { .. } => {}
         }
     }
 
@@ -247,15 +293,35 @@ impl RunState {
         (Abandon::Abandoned, write.then_some(event))
     }
 
+    fn created(&self) -> bool {
+        !self.reruns.is_empty()
+    }
+
+    fn with(&mut self, attempt: Attempt, change: impl FnOnce(&mut AttemptSeen)) {
+        if let Some(seen) = self.attempts.get_mut(&attempt) {
+            change(seen);
+        }
+    }
+
+    fn admit_creation(&self, rerun: &str) -> Result<Admitted, Rejected> {
+        if self.is_open() {
+            Err(Rejected::AlreadyCreated)
+        } else if self.reruns.contains(rerun) {
+            Err(Rejected::AlreadyLived)
+        } else {
+            Ok(Admitted::Write)
+        }
+    }
+
     fn admit_dispatch(&self, attempt: Attempt) -> Result<Admitted, Rejected> {
-        let Some((newest, state)) = self.attempts.last_key_value() else {
+        let Some((newest, seen)) = self.attempts.last_key_value() else {
             return if attempt == Attempt::FIRST {
                 Ok(Admitted::Write)
             } else {
                 Err(Rejected::NotTheNextAttempt)
             };
         };
-        match state {
+        match seen.state {
             AttemptState::Dispatched if attempt == *newest => Ok(Admitted::AlreadyThere),
             AttemptState::Abandoned | AttemptState::Past if attempt == newest.next() => {
                 Ok(Admitted::Write)
@@ -267,38 +333,95 @@ impl RunState {
         }
     }
 
-    fn admit_end(&self) -> Result<Admitted, Rejected> {
-        match self.attempts.last_key_value() {
-            Some((_, AttemptState::Dispatched)) => Err(Rejected::Undecided),
-            None
-            | Some((
-                _,
-                AttemptState::Started { .. } | AttemptState::Abandoned | AttemptState::Past,
-            )) => Ok(Admitted::Write),
+    fn admit_commit(
+        &self,
+        attempt: Attempt,
+        input: &InputName,
+        commit: &CommitId,
+    ) -> Result<Admitted, Rejected> {
+        match self.undecided(attempt)?.commits.get(input) {
+            None => Ok(Admitted::Write),
+            Some(recorded) if recorded == commit => Ok(Admitted::AlreadyThere),
+            Some(_) => Err(Rejected::AlreadyResolved),
+        }
+    }
+
+    fn admit_pod(&self, attempt: Attempt) -> Result<Admitted, Rejected> {
+        if self.undecided(attempt)?.pod {
+            Err(Rejected::AlreadyMade)
+        } else {
+            Ok(Admitted::Write)
         }
     }
 
     fn admit_start(&self, attempt: Attempt, nonce: &str) -> Result<Admitted, Rejected> {
-        match self.attempts.get(&attempt) {
-            None => Err(Rejected::NeverDispatched),
-            Some(_) if self.attempt() > Some(attempt) => Err(Rejected::OlderAttempt),
-            Some(AttemptState::Abandoned) => Err(Rejected::Abandoned),
-            Some(AttemptState::Past) => Err(Rejected::Ended),
-            Some(AttemptState::Dispatched) => Ok(Admitted::Write),
-            Some(AttemptState::Started { nonce: given }) if given == nonce => {
+        if let Some(given) = self.started(attempt) {
+            return if given == nonce {
                 Ok(Admitted::AlreadyThere)
-            }
-            Some(AttemptState::Started { .. }) => Err(Rejected::OtherNonce),
+            } else {
+                Err(Rejected::OtherNonce)
+            };
+        }
+        let seen = self.undecided(attempt)?;
+        if !seen.provisioned {
+            Err(Rejected::NotProvisioned)
+        } else if !seen.enforced {
+            Err(Rejected::NotProved)
+        } else {
+            Ok(Admitted::Write)
         }
     }
 
     fn admit_abandonment(&self, attempt: Attempt) -> Result<Admitted, Rejected> {
+        match self.undecided(attempt) {
+            Ok(_) => Ok(Admitted::Write),
+            Err(Rejected::Abandoned) => Ok(Admitted::AlreadyThere),
+            Err(why) => Err(why),
+        }
+    }
+
+    fn admit_report(&self, attempt: Attempt) -> Result<Admitted, Rejected> {
         match self.attempts.get(&attempt) {
             None => Err(Rejected::NeverDispatched),
-            Some(AttemptState::Abandoned) => Ok(Admitted::AlreadyThere),
-            Some(AttemptState::Dispatched) => Ok(Admitted::Write),
-            Some(AttemptState::Past) => Err(Rejected::Ended),
-            Some(AttemptState::Started { .. }) => Err(Rejected::AlreadyStarted),
+            Some(seen) if seen.reported => Err(Rejected::AlreadyReported),
+            Some(_) => Ok(Admitted::Write),
+        }
+    }
+
+    fn admit_end(&self) -> Result<Admitted, Rejected> {
+        match self.attempts.last_key_value() {
+            Some((_, seen)) if seen.state == AttemptState::Dispatched => Err(Rejected::Undecided),
+            None | Some(_) => Ok(Admitted::Write),
+        }
+    }
+
+    /// The attempt, if it is the newest one and neither started nor abandoned.
+    fn undecided(&self, attempt: Attempt) -> Result<&AttemptSeen, Rejected> {
+        let seen = self
+            .attempts
+            .get(&attempt)
+            .ok_or(Rejected::NeverDispatched)?;
+        match seen.state {
+            AttemptState::Past => Err(Rejected::Ended),
+            AttemptState::Abandoned => Err(Rejected::Abandoned),
+            AttemptState::Started { .. } => Err(Rejected::AlreadyStarted),
+            AttemptState::Dispatched if self.attempt() > Some(attempt) => {
+                Err(Rejected::OlderAttempt)
+            }
+            AttemptState::Dispatched => Ok(seen),
+        }
+    }
+}
+
+impl AttemptSeen {
+    fn dispatched() -> Self {
+        Self {
+            state: AttemptState::Dispatched,
+            commits: BTreeMap::new(),
+            pod: false,
+            provisioned: false,
+            enforced: false,
+            reported: false,
         }
     }
 }

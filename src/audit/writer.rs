@@ -396,8 +396,9 @@ impl Transaction<'_> {
         let failed = |source| RecordError::sql(self.path, "reading a run", source);
         let bodies: Vec<String> = sqlx::query_scalar(
             "SELECT body FROM events WHERE namespace = ? AND uid = ? AND kind IN \
-             ('run.created', 'attempt.dispatched', 'attempt.failed', 'attempt.abandoned', \
-              'agent.started', 'run.ended') ORDER BY sequence",
+             ('run.created', 'attempt.dispatched', 'input.resolved', 'pod.creating', \
+              'inputs.provisioned', 'policy.proof', 'attempt.failed', 'attempt.abandoned', \
+              'agent.started', 'output', 'run.ended') ORDER BY sequence",
         )
         .bind(run.namespace.as_str())
         .bind(run.uid.as_str())

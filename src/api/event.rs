@@ -1,9 +1,11 @@
 //! What is written down: one typed event per thing that happened, in the words of the CRD.
+//!
+//! The record (`audit/`) stores them, `run/` reads its facts from them.
 
 use serde::{Deserialize, Serialize};
 
-use crate::api::wire::{AgentExit, Canary, InputOutcome, ProvisionedInput};
-use crate::api::{
+use super::wire::{AgentExit, Canary, InputOutcome, ProvisionedInput};
+use super::{
     Attempt, CommitId, ConnectorName, Failure, InputName, LookupName, Namespace, ObjectFormat,
     Reason, RefName, RunName, RunUid,
 };

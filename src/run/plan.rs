@@ -1,0 +1,407 @@
+//! What to do next. Each function is one stage of a run's life, in the order in which they come.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::conclude::{Ending, cancelled, conclude, lost_before_start, not_started_in_time};
+use super::seen::{
+    AttemptFacts, AttemptState, EndFacts, Observed, Pod, PodTrouble, Policy, RecordFacts,
+    Resolution,
+};
+use crate::api::wire::UnknownReason;
+use crate::api::{Attempt, Failure, Healing, Reason};
+
+/// How long things may take. Every wait of a run has an end, so every run has one.
+pub mod limits {
+    use std::time::Duration;
+
+    /// From the dispatch to commits: 5 minutes for a Secret that is missing and 5 for a server with a fault, one after
+    /// the other, and as much again for slow answers.
+    pub const RESOLVE: Duration = Duration::from_mins(20);
+    /// From the announcement of a pod until it must be seen: the creation's own timeout, and a cache that is behind.
+    pub const POD_APPEARS: Duration = Duration::from_secs(30);
+    /// Between two tries to make a pod that was refused for a while (quota).
+    pub const POD_RETRY: Duration = Duration::from_secs(10);
+    /// How long an image may fail to come.
+    pub const IMAGE: Duration = Duration::from_mins(5);
+    /// How long a container's configuration may be wrong: a Secret for its pull may come a moment later.
+    pub const CONFIG: Duration = Duration::from_mins(1);
+    /// From the wish to stop an agent until its pod is deleted instead: 10 s for its processes, the rest for the way
+    /// there through gateway and broker. Also what `exec` gets on top of `agent.timeout` to end it by itself.
+    pub const STOP: Duration = Duration::from_mins(1);
+    /// From the agent's end (or the pod's deletion) to the outcome: the pod's grace of 150 s and the kubelet's delay.
+    pub const COLLECT: Duration = Duration::from_mins(3);
+    /// Before the second attempt; doubled for each further one.
+    pub const BACKOFF: Duration = Duration::from_secs(5);
+    /// The longest pause between two attempts.
+    pub const BACKOFF_MAX: Duration = Duration::from_mins(1);
+    /// Until a record that failed is tried again.
+    pub const RECORD_RETRY: Duration = Duration::from_secs(5);
+}
+
+/// What a shell does next. Each is safe to repeat.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Action {
+    /// Append `run.created`.
+    Create,
+    /// Append `attempt.dispatched`. Nothing external has happened in this attempt.
+    Dispatch(Attempt),
+    /// Resolve all inputs on the host side; append every `input.resolved` together, or report [`Resolution::Failed`].
+    Resolve(Attempt),
+    /// Put the policy in place, and make sure that nothing opens more.
+    EnsurePolicy,
+    /// Append `pod.creating` and make the pod. When the record says that one was made already, make none and observe
+    /// again; only a shell that knows its own creation to be refused goes on without a second `pod.creating`.
+    CreatePod(Attempt),
+    /// Append `attempt.failed`: the record refuses it once the agent has started.
+    Fail(Attempt, Failure),
+    /// `Record::abandon`: the record refuses it once the agent has started.
+    Abandon(Attempt, Reason),
+    /// Append `agent.stopping` and tell the gateway.
+    StopAgent(Attempt, Reason),
+    /// Delete the pod, so that its broker is told and still reads what the agent left. Not a clean-up.
+    Terminate(Attempt, Reason),
+    /// Read drift and output, or wait until this time for whoever does.
+    Collect(Attempt, Timestamp),
+    /// Record what can still be said about what the agent left: the broker's own summary, if the pod has one; else
+    /// `Unknown` for every input, with this reason.
+    RecordOutcome(Attempt, UnknownReason),
+    /// Append `run.ended`.
+    Finish(Ending),
+    /// Clean up.
+    DeletePod(Attempt),
+    /// Nothing until something changes, or until this time.
+    Wait(Option<Timestamp>),
+    /// Nothing any more.
+    Done,
+}
+
+/// What to do next: pods to clean up, if any, and then exactly one step.
+///
+/// A step that fails does not keep the others from being tried.
+#[must_use]
+pub fn plan(seen: &Observed, now: Timestamp) -> Vec<Action> {
+    let Ok(record) = &seen.record else {
+        // Nothing begins, ends or is cleaned up beside a record that cannot be written.
+        return vec![Action::Wait(Some(later(now, limits::RECORD_RETRY)))];
+    };
+    let mut actions: Vec<_> = seen.strays.iter().copied().map(Action::DeletePod).collect();
+    if let Some(attempt) = record.current()
+        && let AttemptState::Abandoned(..) = attempt.state
+        && is_there(&seen.pod)
+    {
+        actions.push(Action::DeletePod(attempt.attempt));
+    }
+    actions.push(step(seen, record, now));
+    actions
+}
+
+fn step(seen: &Observed, record: &RecordFacts, now: Timestamp) -> Action {
+    if record.reruns.is_empty() {
+        return Action::Create;
+    }
+    if let Some(end) = &record.ended {
+        // Each value of `rerun` runs once: an old copy of the object must not begin anything.
+        return if record.reruns.contains(&seen.spec.rerun) {
+            after_end(seen, record, end, now)
+        } else {
+            Action::Create
+        };
+    }
+    let Some(attempt) = record.current() else {
+        return before_dispatch(seen, record);
+    };
+    match &attempt.state {
+        AttemptState::Open => match &seen.wish.stop {
+            Some(reason) => Action::Abandon(attempt.attempt, *reason),
+            None => before_start(seen, attempt, now),
+        },
+        AttemptState::Started(at) => alive(seen, attempt, *at, now),
+        AttemptState::Failed(_, failure) => Action::Finish(Ending {
+            attempt: Some(attempt.attempt),
+            exit_code: None,
+            failure: Some(failure.clone()),
+        }),
+        AttemptState::Abandoned(at, reason) => after_abandonment(seen, record, *at, *reason, now),
+    }
+}
+
+fn before_dispatch(seen: &Observed, record: &RecordFacts) -> Action {
+    let refusal = seen
+        .wish
+        .stop
+        .map(cancelled)
+        .or_else(|| seen.spec.refused.clone());
+    if refusal.is_some() {
+        return Action::Finish(Ending {
+            attempt: None,
+            exit_code: None,
+            failure: refusal,
+        });
+    }
+    if seen.wish.suspend {
+        return Action::Wait(None);
+    }
+    Action::Dispatch(next_attempt(record))
+}
+
+/// An attempt whose agent may still start: inputs, policy, pod, grant.
+fn before_start(seen: &Observed, attempt: &AttemptFacts, now: Timestamp) -> Action {
+    let number = attempt.attempt;
+    if let Some((_, false, open)) = &attempt.proof {
+        let message = format!("reachable from inside the sandbox: {}", open.join(", "));
+        return Action::Fail(number, Failure::new(Reason::CanaryOpen, message));
+    }
+    if seen.wish.suspend {
+        return if attempt.pod.is_none() {
+            Action::Wait(None)
+        } else {
+            Action::Abandon(number, Reason::SuspendRequested)
+        };
+    }
+    if let Pod::Foreign(failure) = &seen.pod {
+        return Action::Fail(number, failure.clone());
+    }
+    let resolved = |name| attempt.inputs.iter().any(|input| input.name == name);
+    if !seen
+        .spec
+        .inputs
+        .iter()
+        .all(|input| resolved(input.name.clone()))
+    {
+        return resolving(seen, attempt, now);
+    }
+    let wanted = attempt.resolved_at.unwrap_or(attempt.dispatched_at);
+    let deadline = later(wanted, seen.spec.start_timeout);
+    if let Policy::Impossible(failure) = &seen.policy {
+        return Action::Fail(number, failure.clone());
+    }
+    if now >= deadline {
+        // If it is gone, another attempt may have better luck than this one had time.
+        return if let Pod::Leaving { reason, .. } = &seen.pod {
+            Action::Abandon(number, *reason)
+        } else {
+            Action::Fail(number, not_started_in_time(&seen.spec, &seen.pod))
+        };
+    }
+    if seen.policy == Policy::Missing {
+        return Action::EnsurePolicy;
+    }
+    match &seen.pod {
+        Pod::Absent => match &attempt.pod {
+            None => Action::CreatePod(number),
+            // Made, or about to be; by us before a crash, or by another controller. If it does not appear it is
+            // lost: its name is not used again.
+            Some((at, _)) => wait_or(later(*at, limits::POD_APPEARS), now, || {
+                Action::Abandon(number, Reason::PodDeletedByHand)
+            }),
+        },
+        Pod::Refused(failure, at) => match failure.reason.healing() {
+            Healing::Permanent => Action::Fail(number, failure.clone()),
+            Healing::Transient | Healing::Brief => {
+                wait_or(later(*at, limits::POD_RETRY).min(deadline), now, || {
+                    Action::CreatePod(number)
+                })
+            }
+        },
+        Pod::Foreign(failure) => Action::Fail(number, failure.clone()),
+        Pod::Starting(Some(trouble)) => starting(number, trouble, deadline, now),
+        Pod::Starting(None) | Pod::Running | Pod::Unknown => Action::Wait(Some(deadline)),
+        Pod::Ended(failure) => Action::Fail(
+            number,
+            failure.clone().unwrap_or_else(|| {
+                Failure::new(
+                    Reason::GrantLost,
+                    "the pod ended before the agent was started",
+                )
+            }),
+        ),
+        Pod::Leaving { reason, .. } => Action::Abandon(number, *reason),
+    }
+}
+
+fn resolving(seen: &Observed, attempt: &AttemptFacts, now: Timestamp) -> Action {
+    let deadline = later(attempt.dispatched_at, limits::RESOLVE);
+    let trouble = match &seen.resolution {
+        Resolution::Failed(failure) => return Action::Fail(attempt.attempt, failure.clone()),
+        Resolution::Busy { trouble } => trouble.clone(),
+        Resolution::Idle if now < deadline => return Action::Resolve(attempt.attempt),
+        Resolution::Idle => None,
+    };
+    wait_or(deadline, now, || {
+        let failure = trouble.unwrap_or_else(|| {
+            Failure::new(
+                Reason::TransferStalled,
+                "the inputs were not resolved within 20 minutes",
+            )
+        });
+        Action::Fail(attempt.attempt, failure)
+    })
+}
+
+/// A pod that has trouble: some heals, and each kind has its own patience.
+fn starting(attempt: Attempt, trouble: &PodTrouble, deadline: Timestamp, now: Timestamp) -> Action {
+    let reason = trouble.failure.reason;
+    let patience = if reason.healing() == Healing::Permanent {
+        trouble.since
+    } else if reason == Reason::ImagePullFailed {
+        later(trouble.since, limits::IMAGE)
+    } else if reason == Reason::ContainerConfigInvalid {
+        later(trouble.since, limits::CONFIG)
+    } else {
+        deadline
+    };
+    wait_or(patience.min(deadline), now, || {
+        Action::Fail(attempt, trouble.failure.clone())
+    })
+}
+
+/// The agent was started: from here on the run ends with this attempt, and what the agent left is read first.
+fn alive(seen: &Observed, attempt: &AttemptFacts, started: Timestamp, now: Timestamp) -> Action {
+    let number = attempt.attempt;
+    if attempt.outcome.is_some() {
+        return Action::Finish(conclude(seen, attempt));
+    }
+    let agent_ended = attempt.agent_ended.as_ref().map(|(at, _)| *at);
+    let unread = if agent_ended.is_some() {
+        UnknownReason::CollectorFailed
+    } else {
+        UnknownReason::AgentMayRun
+    };
+    match &seen.pod {
+        Pod::Ended(_) => Action::RecordOutcome(number, UnknownReason::CollectorFailed),
+        Pod::Absent | Pod::Foreign(_) | Pod::Refused(..) => Action::RecordOutcome(number, unread),
+        Pod::Leaving { since, .. } => wait_or(later(*since, limits::COLLECT), now, || {
+            Action::RecordOutcome(number, unread)
+        }),
+        Pod::Unknown | Pod::Starting(_) | Pod::Running => match agent_ended {
+            Some(at) if now < later(at, limits::COLLECT) => {
+                Action::Collect(number, later(at, limits::COLLECT))
+            }
+            Some(_) => Action::RecordOutcome(number, unread),
+            None => running(seen, attempt, started, now),
+        },
+    }
+}
+
+/// The agent runs, as far as anybody knows.
+fn running(seen: &Observed, attempt: &AttemptFacts, started: Timestamp, now: Timestamp) -> Action {
+    let number = attempt.attempt;
+    if let Some((at, reason)) = attempt.stopping {
+        let terminate = later(at, limits::STOP);
+        let give_up = later(terminate, limits::COLLECT);
+        return if now >= give_up {
+            Action::RecordOutcome(number, UnknownReason::AgentMayRun)
+        } else if now >= terminate {
+            Action::Terminate(number, reason)
+        } else if seen.policy == Policy::Missing {
+            Action::EnsurePolicy // put back, though the agent must go: the gap was long enough for a connection
+        } else {
+            Action::Wait(Some(terminate))
+        };
+    }
+    // `exec` keeps the time itself; this is for an `exec` that does not.
+    let overdue = later(later(started, seen.spec.timeout), limits::STOP);
+    let cause = match &seen.policy {
+        Policy::Missing | Policy::Impossible(_) => Some(Reason::PolicyLost),
+        Policy::InForce => seen
+            .wish
+            .stop
+            .or_else(|| (now >= overdue).then_some(Reason::TimeoutReached)),
+    };
+    match cause {
+        Some(reason) => Action::StopAgent(number, reason),
+        None => Action::Wait(Some(overdue)),
+    }
+}
+
+/// The newest attempt was lost before its agent started.
+fn after_abandonment(
+    seen: &Observed,
+    record: &RecordFacts,
+    at: Timestamp,
+    reason: Reason,
+    now: Timestamp,
+) -> Action {
+    let finish = |failure| {
+        Action::Finish(Ending {
+            attempt: record.newest,
+            exit_code: None,
+            failure: Some(failure),
+        })
+    };
+    if let Some(stop) = seen.wish.stop {
+        return finish(cancelled(stop));
+    }
+    if matches!(reason, Reason::CancelRequested | Reason::ObjectDeleted) {
+        return finish(cancelled(reason));
+    }
+    let lost = record
+        .attempts
+        .iter()
+        .filter(|attempt| costs(&attempt.state))
+        .count();
+    let lost = u32::try_from(lost).unwrap_or(u32::MAX);
+    if lost > seen.spec.infrastructure_retries {
+        return finish(lost_before_start(reason, lost));
+    }
+    if seen.wish.suspend {
+        return Action::Wait(None);
+    }
+    if reason == Reason::SuspendRequested {
+        return Action::Dispatch(next_attempt(record));
+    }
+    let pause = limits::BACKOFF.saturating_mul(1 << lost.saturating_sub(1).min(8));
+    wait_or(later(at, pause.min(limits::BACKOFF_MAX)), now, || {
+        Action::Dispatch(next_attempt(record))
+    })
+}
+
+/// The last word is written. What is left is the pod: a finished one stays for its TTL, so that its logs can be read.
+fn after_end(seen: &Observed, record: &RecordFacts, end: &EndFacts, now: Timestamp) -> Action {
+    let Some(attempt) = record.newest else {
+        return Action::Done;
+    };
+    match &seen.pod {
+        Pod::Absent | Pod::Foreign(_) | Pod::Refused(..) => Action::Done,
+        Pod::Unknown | Pod::Leaving { .. } => Action::Wait(None),
+        Pod::Starting(_) | Pod::Running => Action::DeletePod(attempt),
+        Pod::Ended(_) => wait_or(later(end.at, seen.spec.ttl_after_finished), now, || {
+            Action::DeletePod(attempt)
+        }),
+    }
+}
+
+/// Whether an attempt counts against `infrastructureRetries`.
+fn costs(state: &AttemptState) -> bool {
+    match state {
+        AttemptState::Abandoned(_, reason) => *reason != Reason::SuspendRequested,
+        AttemptState::Open | AttemptState::Started(_) | AttemptState::Failed(..) => false,
+    }
+}
+
+fn is_there(pod: &Pod) -> bool {
+    match pod {
+        Pod::Starting(_) | Pod::Running | Pod::Ended(_) => true,
+        Pod::Unknown | Pod::Absent | Pod::Refused(..) | Pod::Foreign(_) | Pod::Leaving { .. } => {
+            false
+        }
+    }
+}
+
+fn next_attempt(record: &RecordFacts) -> Attempt {
+    record.newest.map_or(Attempt::FIRST, Attempt::next)
+}
+
+fn later(at: Timestamp, by: Duration) -> Timestamp {
+    at.checked_add(by).unwrap_or(Timestamp::MAX)
+}
+
+fn wait_or(until: Timestamp, now: Timestamp, then: impl FnOnce() -> Action) -> Action {
+    if now < until {
+        Action::Wait(Some(until))
+    } else {
+        then()
+    }
+}
