@@ -1,0 +1,116 @@
+//! Makes the `.git` of an input as a user expects it after `git clone`, from files alone.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::api::wire::PlannedInput;
+use crate::api::{ObjectFormat, RefName};
+
+/// Where packs lie, relative to the work tree.
+pub(super) const PACKS: &str = ".git/objects/pack";
+
+/// Makes the directories of an empty repository below `root` and returns where its pack goes.
+///
+/// # Errors
+/// When the disk does not take it.
+pub(super) fn create(root: &Path) -> io::Result<PathBuf> {
+    let packs = root.join(PACKS);
+    fs::create_dir_all(&packs)?;
+    for directory in [
+        ".git/objects/info",
+        ".git/refs/heads",
+        ".git/refs/tags",
+        ".git/info",
+    ] {
+        fs::create_dir_all(root.join(directory))?;
+    }
+    Ok(packs)
+}
+
+/// Writes configuration, refs and index. `HEAD` comes last: without it git sees no repository.
+///
+/// # Errors
+/// When the disk does not take it.
+pub(super) fn finish(root: &Path, input: &PlannedInput, index: &[u8]) -> io::Result<()> {
+    let git = root.join(".git");
+    fs::write(git.join("config"), config(input))?;
+    if !input.shallow.is_empty() {
+        let lines: String = input.shallow.iter().map(|id| format!("{id}\n")).collect();
+        fs::write(git.join("shallow"), lines)?;
+    }
+    fs::write(git.join("index"), index)?;
+    let commit = format!("{}\n", input.commit);
+    let write_ref = |name: &str| {
+        let file = git.join(name);
+        file.parent().map_or(Ok(()), fs::create_dir_all)?;
+        fs::write(file, &commit)
+    };
+    let head = match (branch(input), input.resolved_ref.as_ref()) {
+        (Some(branch), _) => {
+            write_ref(branch.as_str())?;
+            if let Some(short) = branch.as_str().strip_prefix("refs/heads/") {
+                write_ref(&format!("refs/remotes/origin/{short}"))?;
+            }
+            format!("ref: {branch}\n")
+        }
+        (None, Some(name)) if name.as_str().starts_with("refs/tags/") => {
+            write_ref(name.as_str())?;
+            commit.clone()
+        }
+        (None, _) => commit.clone(),
+    };
+    fs::write(git.join("HEAD"), head)
+}
+
+/// The branch that is checked out: the resolved ref, if it is one.
+#[must_use]
+pub(super) fn branch(input: &PlannedInput) -> Option<&RefName> {
+    input
+        .resolved_ref
+        .as_ref()
+        .filter(|name| name.as_str().starts_with("refs/heads/"))
+}
+
+fn config(input: &PlannedInput) -> String {
+    let (version, extensions) = match input.commit.format() {
+        ObjectFormat::Sha1 => (0, ""),
+        ObjectFormat::Sha256 => (1, "[extensions]\n\tobjectformat = sha256\n"),
+    };
+    let branch = branch(input).and_then(|name| name.as_str().strip_prefix("refs/heads/"));
+    // As `git clone` writes it: a shallow clone follows its one branch, a whole one all of them.
+    let fetch = match branch {
+        Some(branch) if !input.shallow.is_empty() => {
+            format!("+refs/heads/{branch}:refs/remotes/origin/{branch}")
+        }
+        Some(_) | None => "+refs/heads/*:refs/remotes/origin/*".to_owned(),
+    };
+    let mut text = format!(
+        "[core]\n\trepositoryformatversion = {version}\n\tfilemode = true\n\tbare = false\n\
+         \tlogallrefupdates = true\n{extensions}[remote \"origin\"]\n\turl = {url}\n\tfetch = {fetch}\n",
+        url = quoted(&input.origin),
+        fetch = quoted(&fetch),
+    );
+    if let Some(branch) = branch {
+        let merge = quoted(&format!("refs/heads/{branch}"));
+        text += &format!(
+            "[branch {}]\n\tremote = origin\n\tmerge = {merge}\n",
+            quoted(branch)
+        );
+    }
+    text
+}
+
+/// A text in the quotes of git's configuration. Control characters cannot be in a URL or a ref name.
+fn quoted(text: &str) -> String {
+    let mut out = String::with_capacity(text.len() + 2);
+    out.push('"');
+    for c in text.chars().filter(|c| !c.is_control()) {
+        if matches!(c, '"' | '\\') {
+            out.push('\\');
+        }
+        out.push(c);
+    }
+    out.push('"');
+    out
+}
