@@ -10,7 +10,7 @@ use crate::{ForgeError, Repo};
 
 impl Repo {
     /// Adds refs `PREFIX000000`, `PREFIX000001`, ... that all point at `id`, by writing `packed-refs` itself:
-    /// 100,000 take a tenth of a second. The prefix is a full name (`refs/heads/bulk/`).
+    /// 100,000 take less than a second. The prefix is a full name (`refs/heads/bulk/`).
     ///
     /// # Errors
     /// When git or the file system fails.
