@@ -8,6 +8,17 @@ use crate::error::doing;
 use crate::repo::{blob, data, line};
 use crate::{ForgeError, Repo};
 
+/// Bytes that are the same every time and do not compress.
+#[must_use]
+pub fn noise(bytes: usize) -> Vec<u8> {
+    let mut words = Words(1);
+    let mut out: Vec<u8> = (0..bytes.div_ceil(8))
+        .flat_map(|_| words.next().to_le_bytes())
+        .collect();
+    out.truncate(bytes);
+    out
+}
+
 impl Repo {
     /// Adds refs `PREFIX000000`, `PREFIX000001`, ... that all point at `id`, by writing `packed-refs` itself:
     /// 100,000 take less than a second. The prefix is a full name (`refs/heads/bulk/`).

@@ -52,6 +52,7 @@ use crate::process::Processes;
 use crate::server::{Counters, Listener};
 use crate::tls::Authority;
 
+pub use crate::bulk::noise;
 pub use crate::client::{Client, Outcome};
 pub use crate::error::ForgeError;
 pub use crate::fault::{Effect, Fault, Hook, Phase};

@@ -13,7 +13,7 @@ use tokio::signal::unix::{SignalKind, signal};
 /// Serves git repositories and a ticket API over HTTPS until SIGTERM or Ctrl-C. For tests, not for production.
 #[derive(Parser)]
 #[command(
-    after_help = "Example:\n  demo-forge --root /tmp/forge --ca-out /tmp/ca.pem --url-out /tmp/url \\\n    \
+    after_help = "Example:\n  demo-forge --root forge-data --ca-out ca.pem --url-out url \\\n    \
     --token app-read=env:TOKEN:read --repo acme/app=.:private --sample acme/tools"
 )]
 struct Args {

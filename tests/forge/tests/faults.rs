@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use demo_forge::{
     Certificate, Change, Client, Effect, Fault, Forge, ObjectFormat, Options, Outcome, Phase, Repo,
-    Trap, Visibility,
+    Trap, Visibility, noise,
 };
 use tempfile::TempDir;
 
@@ -27,9 +27,7 @@ async fn room() -> Room {
         .await
         .unwrap();
     let repo = forge.create(APP, Visibility::Public).unwrap();
-    let noise: Vec<u8> = (0..20_000_u32)
-        .flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes())
-        .collect();
+    let noise = noise(80_000);
     repo.commit("main", &[Change::file("noise", noise)])
         .unwrap();
     let client = Client::new(&forge).unwrap();
@@ -471,9 +469,7 @@ async fn no_process_outlives_its_client_or_the_forge() {
     } = room().await;
     let ours = format!("PATH_TRANSLATED={}", repo.git_dir().display());
     // Larger than all buffers on the way, so that the backend cannot end by itself.
-    let noise: Vec<u8> = (0..8_000_000_u32)
-        .flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes())
-        .collect();
+    let noise = noise(32_000_000);
     repo.commit("main", &[Change::file("noise", noise)])
         .unwrap();
     forge.fault(APP, Fault::new(Phase::Fetch, Effect::StallAfter(1024)));

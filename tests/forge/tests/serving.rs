@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a helper of a test may fail the test")]
 
 use demo_forge::{
-    Change, Client, Credential, Forge, ObjectFormat, Options, Phase, Repo, Token, Visibility,
+    Change, Client, Credential, Forge, ObjectFormat, Options, Phase, Repo, Token, Visibility, noise,
 };
 use tempfile::TempDir;
 
@@ -167,9 +167,7 @@ async fn a_large_pack_and_a_zipped_request_pass() {
         repo.commit(&format!("b{n}"), &[Change::file("n", format!("{n}\n"))])
             .unwrap();
     }
-    let noise: Vec<u8> = (0..3_000_000_u32)
-        .flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes())
-        .collect();
+    let noise = noise(12_000_000);
     repo.commit("main", &[Change::file("noise", noise.clone())])
         .unwrap();
     let client = Client::new(&forge).unwrap().token("x", READ);
