@@ -286,6 +286,7 @@ reasons! {
     PackInvalid: InputCheckoutFailed, Permanent, "the pack did not arrive whole: run again; if it lasts, report it";
     CheckoutFailed: InputCheckoutFailed, Permanent, "the commit cannot be checked out as the message says";
     UnsafePath: InputCheckoutFailed, Permanent, "the commit holds a path that is unsafe to check out: remove it from the repository";
+    InputTooLarge: InputCheckoutFailed, Permanent, "take a smaller input, or let the administrator raise what one fetch may use";
     NoSpaceForInputs: InputCheckoutFailed, Permanent, "raise spec.workspace.size, or take smaller inputs";
     ProvisionKilled: InputCheckoutFailed, Permanent, "provisioning was ended from outside: run again";
 
@@ -335,6 +336,8 @@ reasons! {
     SuspendRequested: Cancelled, Permanent, "set spec.suspend to false to let it go on";
     ObjectDeleted: Cancelled, Permanent, "apply the run again with another spec.rerun";
     Bug: Internal, Permanent, "report this with the record of the run";
+    ProgramMissing: Internal, Permanent, "install the program that the message names, and run again";
+    StateUnusable: Internal, Permanent, "let this user write the directory that the message names, or name another one";
     HostDiskFull: Internal, Transient, "free space on the host side's volumes";
 
     NoRuleAllows: BrokerDenied, Permanent, "add the call to spec.lookups or spec.egress";

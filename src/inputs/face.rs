@@ -12,7 +12,7 @@ use super::flight::{Flights, Gather};
 use super::holds::{Holds, Turns};
 use super::list_error::ListError;
 use super::{
-    AddressGuard, Credential, CredentialKey, GitSide, Listing, Names, OriginClient, Remote,
+    AddressGuard, Credential, CredentialKey, GitSide, Listing, Mirror, Names, OriginClient, Remote,
     Settings, Sources, SystemNames, Wants, credential, http, resolve,
 };
 use crate::api::{
@@ -29,6 +29,7 @@ struct Inner {
     settings: Settings,
     sources: Arc<dyn Sources>,
     guard: AddressGuard,
+    mirror: Mirror,
     git: Option<Arc<dyn GitSide>>,
     clients: Clients,
     holds: Holds,
@@ -114,7 +115,16 @@ impl Inputs {
     /// The host side of inputs, over the names of this machine.
     #[must_use]
     pub fn new(settings: Settings, sources: Arc<dyn Sources>) -> Self {
-        Self::assemble(settings, sources, Arc::new(SystemNames), None)
+        Self::over(settings, sources, Arc::new(SystemNames))
+    }
+
+    /// The same over other names.
+    #[must_use]
+    pub fn over(settings: Settings, sources: Arc<dyn Sources>, names: Arc<dyn Names>) -> Self {
+        let guard = AddressGuard::new(&settings, names);
+        let mirror = Mirror::new(&settings, guard.clone());
+        let git: Arc<dyn GitSide> = Arc::new(mirror.clone());
+        Self::from_parts(settings, sources, guard, mirror, Some(git))
     }
 
     /// The same from its parts. Without a git side, ids of which a listing does not tell what they are (tags, plain
@@ -126,8 +136,21 @@ impl Inputs {
         names: Arc<dyn Names>,
         git: Option<Arc<dyn GitSide>>,
     ) -> Self {
+        let guard = AddressGuard::new(&settings, names);
+        let mirror = Mirror::new(&settings, guard.clone());
+        Self::from_parts(settings, sources, guard, mirror, git)
+    }
+
+    fn from_parts(
+        settings: Settings,
+        sources: Arc<dyn Sources>,
+        guard: AddressGuard,
+        mirror: Mirror,
+        git: Option<Arc<dyn GitSide>>,
+    ) -> Self {
         Self(Arc::new(Inner {
-            guard: AddressGuard::new(&settings, names),
+            guard,
+            mirror,
             turns: Turns::new(settings.limits.listings_at_once),
             settings,
             sources,
@@ -218,6 +241,12 @@ impl Inputs {
         self.0
             .clients
             .client(&self.0.guard, credential, endpoint, connect, stall)
+    }
+
+    /// Mirrors and packs.
+    #[must_use]
+    pub fn mirror(&self) -> &Mirror {
+        &self.0.mirror
     }
 
     pub(super) fn git(&self) -> Option<&Arc<dyn GitSide>> {

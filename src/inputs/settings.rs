@@ -1,6 +1,7 @@
 //! What the administrator sets for inputs: where state lies, which closed addresses are open after all, and every
 //! waiting time and bound.
 
+use std::ffi::OsString;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -22,6 +23,8 @@ pub struct Settings {
     pub times: Times,
     /// Bounds.
     pub limits: Limits,
+    /// The programs that fetch, and what they may use up.
+    pub fetch: FetchSettings,
 }
 
 impl Settings {
@@ -35,6 +38,7 @@ impl Settings {
             always_refused: Vec::new(),
             times: Times::default(),
             limits: Limits::default(),
+            fetch: FetchSettings::default(),
         }
     }
 }
@@ -90,6 +94,49 @@ impl Default for Limits {
         Self {
             listing_bytes: 256 << 20,
             listings_at_once: 32,
+        }
+    }
+}
+
+/// The programs that fetch, and what they may use up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FetchSettings {
+    /// `git`: a name, looked for in [`Self::path`], or a whole path.
+    pub git: OsString,
+    /// `ssh`, likewise.
+    pub ssh: OsString,
+    /// Our own program, which git asks for credentials: it must know the command `credential-helper`.
+    pub helper_program: PathBuf,
+    /// The `PATH` that programs get, and in which they are looked for.
+    pub path: OsString,
+    /// The longest fetch. Two gigabytes over 10 Mbit/s take half an hour.
+    pub deadline: Duration,
+    /// Fetches that are under way at once. Each may take the memory below.
+    pub at_once: usize,
+    /// Address space of each process of git, in bytes. Indexing ten million objects takes about 2 GiB.
+    pub memory_bytes: u64,
+    /// The most that one mirror may take on disk, in bytes.
+    pub mirror_bytes: u64,
+    /// The most that all mirrors and packs take on disk, in bytes. The least recently used go first; those in use stay.
+    pub cache_bytes: u64,
+    /// What must stay free on the volume of the state directory, in bytes.
+    pub keep_free_bytes: u64,
+}
+
+impl Default for FetchSettings {
+    fn default() -> Self {
+        let found = std::env::var_os("PATH").filter(|path| !path.is_empty());
+        Self {
+            git: "git".into(),
+            ssh: "ssh".into(),
+            helper_program: std::env::current_exe().unwrap_or_else(|_| "sandboxrun".into()),
+            path: found.unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into()),
+            deadline: Duration::from_mins(30),
+            at_once: 8,
+            memory_bytes: 4 << 30,
+            mirror_bytes: 32 << 30,
+            cache_bytes: 64 << 30,
+            keep_free_bytes: 512 << 20,
         }
     }
 }

@@ -1,0 +1,615 @@
+//! One commit, from its server to a pack on disk.
+//!
+//! First by id. Servers that give out only what they advertise are asked for the ref that led there, deeper and deeper,
+//! and then for everything. Nothing but the commit itself is ever taken in its place. What was in a mirror before is
+//! looked at as git stored it, and a mirror that proves damaged is thrown away and made anew.
+
+use std::fs;
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::credential_helper::{Bound, Helper};
+use super::git::{Call, Git, GitError, MARK};
+use super::git_text::{self, Said};
+use super::objects::{self, Found, Look, Short};
+use super::packs::{Draft, PackLease, Verified};
+use super::process::{Bounds, DiskBound, End, Ended};
+use super::session::{PrivateDir, Session};
+use super::ssh::{Ssh, SshError};
+use super::store::{Locked, Repo};
+use super::{ObjectSeen, Settings, Shown, Wanted};
+use crate::api::{CommitId, Fault, Reason, RefName, Transport};
+
+/// How much deeper than wanted a ref is fetched, step by step, until the commit is there.
+const DEEPER: [u32; 3] = [16, 256, 4096];
+/// So many packs of a mirror are joined into a few.
+const MANY_PACKS: usize = 24;
+/// Where system roots lie, by distribution. The first that is there counts.
+const SYSTEM_ROOTS: &[&str] = &[
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+];
+
+/// Why a commit could not be fetched: the end of a sentence that begins with the repository. Holds no secret.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum FetchError {
+    /// The server, or what lies between, refused or failed.
+    #[error("git fetch failed: {words}")]
+    Refused {
+        /// Which reason its words are.
+        reason: Reason,
+        /// Its words.
+        words: String,
+    },
+    /// No such commit.
+    #[error("it has no commit {0}, or does not give it to this credential")]
+    NotFound(CommitId),
+    /// It took longer than a fetch may.
+    #[error("the fetch took longer than the {} s that one may take", .0.as_secs())]
+    Deadline(Duration),
+    /// The server went silent.
+    #[error("the server sent nothing for {} s", .0.as_secs())]
+    Stalled(Duration),
+    /// More than one fetch may use.
+    #[error("it needs more than the {0} bytes of disk that a mirror may take")]
+    TooLarge(u64),
+    /// The volume is full.
+    #[error("the volume of the state directory is full: less than {0} bytes are free")]
+    DiskFull(u64),
+    /// The credential's type does not fit.
+    #[error("connector `{0}` shows itself by a header, and git inputs cannot: write auth.token")]
+    HeaderCredential(String),
+    /// `git` cannot be called.
+    #[error(transparent)]
+    Git(GitError),
+    /// `ssh` cannot be used.
+    #[error(transparent)]
+    Ssh(SshError),
+    /// The state directory cannot be used.
+    #[error("the state directory cannot be used: {0}")]
+    State(io::Error),
+    /// The mirror is damaged, or git said something that nobody foresaw. It is thrown away and made anew, once.
+    #[error("git fetch failed: {0}")]
+    Damaged(String),
+    /// The server does not give out the object by its id, or has no such ref.
+    #[error("it does not give out {0} by its id")]
+    NotAdvertised(CommitId),
+}
+
+impl Fault for FetchError {
+    fn reason(&self) -> Reason {
+        match self {
+            Self::Refused { reason, .. } => *reason,
+            Self::NotFound(_) | Self::NotAdvertised(_) => Reason::CommitNotFound,
+            Self::Deadline(_) | Self::Damaged(_) => Reason::FetchFailed,
+            Self::Stalled(_) => Reason::TransferStalled,
+            Self::TooLarge(_) => Reason::InputTooLarge,
+            Self::DiskFull(_) => Reason::HostDiskFull,
+            Self::HeaderCredential(_) => Reason::ConnectorInvalid,
+            Self::Git(error) => error.reason(),
+            Self::Ssh(error) => error.reason(),
+            Self::State(error) if error.kind() == io::ErrorKind::StorageFull => {
+                Reason::HostDiskFull
+            }
+            Self::State(_) => Reason::StateUnusable,
+        }
+    }
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub(super) enum Made {
+    /// A pack.
+    Pack(PackLease),
+    /// The object is no commit.
+    Other(ObjectSeen),
+}
+
+/// Everything that a fetch needs, for one object.
+pub(super) struct Fetch<'a> {
+    pub(super) git: &'a Git,
+    pub(super) settings: &'a Settings,
+    pub(super) session: &'a Arc<Session>,
+    pub(super) verified: &'a Arc<Verified>,
+    pub(super) count: &'a AtomicU64,
+    pub(super) wanted: &'a Wanted,
+    /// Checked by the guard; the connection goes there and nowhere else.
+    pub(super) addresses: &'a [SocketAddr],
+    pub(super) locked: &'a Locked,
+    /// Where the pack goes.
+    pub(super) place: PathBuf,
+}
+
+/// A mirror after a look into it.
+struct Seen {
+    repo: Repo,
+    found: Found,
+    /// The mirror was made for this fetch and holds nothing else, so its one pack is the answer.
+    sole: bool,
+}
+
+impl Fetch<'_> {
+    /// Fetches it, if the mirror does not have it, and makes its pack.
+    pub(super) async fn make(&self) -> Result<Made, FetchError> {
+        match self.attempt().await {
+            Err(FetchError::Damaged(_)) => {
+                for whole in [false, true] {
+                    let repo = self.locked.repo(whole, self.wanted.id.format());
+                    self.session.discard(&repo.dir).map_err(FetchError::State)?;
+                }
+                self.attempt().await
+            }
+            done => done,
+        }
+    }
+
+    async fn attempt(&self) -> Result<Made, FetchError> {
+        let seen = match self.in_mirror().await? {
+            Some(seen) => seen,
+            None => self.at_server().await?,
+        };
+        match seen.found {
+            Found::History { shallow } => {
+                let lease = self.pack(&seen.repo, shallow, seen.sole).await?;
+                self.tidy(&seen.repo).await;
+                Ok(Made::Pack(lease))
+            }
+            Found::Other(object) => Ok(Made::Other(object)),
+            Found::Missing | Found::TooShort => Err(self.not_found()),
+        }
+    }
+
+    /// What is here already.
+    async fn in_mirror(&self) -> Result<Option<Seen>, FetchError> {
+        for whole in [self.wanted.depth.is_none(), true] {
+            let repo = self.repo(whole);
+            if repo.exists() {
+                let found = self.look(&repo, Short::IsTooShort).await?;
+                if matches!(found, Found::History { .. } | Found::Other(_)) {
+                    return Ok(Some(Seen {
+                        repo,
+                        found,
+                        sole: false,
+                    }));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    async fn at_server(&self) -> Result<Seen, FetchError> {
+        let way = Way::open(self)?;
+        self.locked.set_busy().map_err(FetchError::State)?;
+        let seen = self.by_some_way(&way).await;
+        self.locked.set_idle().map_err(FetchError::State)?;
+        seen
+    }
+
+    async fn by_some_way(&self, way: &Way) -> Result<Seen, FetchError> {
+        match self.by_id(way).await {
+            Err(FetchError::NotAdvertised(_)) => {}
+            done => return done,
+        }
+        if let Some(via) = &self.wanted.via
+            && let Some(seen) = self.by_ref(way, via).await?
+        {
+            return Ok(seen);
+        }
+        self.by_everything(way).await
+    }
+
+    async fn by_id(&self, way: &Way) -> Result<Seen, FetchError> {
+        let (repo, is_new) = self.ready(self.wanted.depth.is_none()).await?;
+        let refspec = format!("+{}:{}", self.wanted.id, repo.next_pin());
+        let fetched = self.fetch(way, &repo, self.wanted.depth, &refspec).await;
+        if let Err(error) = fetched {
+            if !is_new {
+                return Err(error);
+            }
+            // Nothing of it would be of use, and the next one may be the sole pack again.
+            self.session.discard(&repo.dir).map_err(FetchError::State)?;
+            return Err(match error {
+                // A mirror that was just made is not at fault.
+                FetchError::Damaged(words) => FetchError::Refused {
+                    reason: Reason::FetchFailed,
+                    words,
+                },
+                error => error,
+            });
+        }
+        let found = self.look(&repo, Short::IsAllThereIs).await?;
+        let sole = is_new && repo.packs().len() == 1;
+        Ok(Seen { repo, found, sole })
+    }
+
+    async fn by_ref(&self, way: &Way, via: &RefName) -> Result<Option<Seen>, FetchError> {
+        let (repo, _) = self.ready(self.wanted.depth.is_none()).await?;
+        let refspec = format!("+{via}:{}", repo.next_pin());
+        let depths: Vec<Option<u32>> = match self.wanted.depth {
+            None => vec![None],
+            Some(depth) => DEEPER
+                .iter()
+                .map(|more| Some(depth.saturating_add(*more)))
+                .collect(),
+        };
+        for depth in depths {
+            match self.fetch(way, &repo, depth, &refspec).await {
+                // It was deleted in the meantime.
+                Err(FetchError::NotAdvertised(_)) => return Ok(None),
+                done => done?,
+            }
+            let found = self.look(&repo, Short::IsTooShort).await?;
+            if matches!(found, Found::History { .. } | Found::Other(_)) {
+                return Ok(Some(Seen {
+                    repo,
+                    found,
+                    sole: false,
+                }));
+            }
+        }
+        Ok(None)
+    }
+
+    async fn by_everything(&self, way: &Way) -> Result<Seen, FetchError> {
+        let (repo, _) = self.ready(true).await?;
+        match self.fetch(way, &repo, None, "+refs/*:refs/all/*").await {
+            Err(FetchError::NotAdvertised(_)) => return Err(self.not_found()),
+            done => done?,
+        }
+        // A file for each of many refs would cost more than the objects.
+        let packed = self.local(&repo).args(["pack-refs", "--all"]);
+        packed
+            .run(b"", self.bounds(&repo))
+            .await
+            .map_err(FetchError::Git)?;
+        let found = self.look(&repo, Short::IsAllThereIs).await?;
+        Ok(Seen {
+            repo,
+            found,
+            sole: false,
+        })
+    }
+
+    /// The mirror for whole or cut histories; made if it is not there. True: it is new.
+    async fn ready(&self, whole: bool) -> Result<(Repo, bool), FetchError> {
+        let repo = self.repo(whole);
+        if repo.exists() {
+            let is_new = repo.packs().is_empty();
+            return Ok((repo, is_new));
+        }
+        // Made aside and moved into place, so that a half-made one is never there.
+        let draft = self.session.dir().map_err(FetchError::State)?;
+        let format = format!("--object-format={}", self.wanted.id.format());
+        let init = self
+            .git
+            .call(draft.path())
+            .args(["init", "--quiet", "--bare", "--template="]);
+        let init = init.arg(format).arg("mirror");
+        let made = init
+            .run(b"", self.bounds(&repo))
+            .await
+            .map_err(FetchError::Git)?;
+        if !made.is_success() {
+            return Err(self.failed(&made));
+        }
+        fs::rename(draft.path().join("mirror"), &repo.dir).map_err(FetchError::State)?;
+        Ok((repo, true))
+    }
+
+    async fn fetch(
+        &self,
+        way: &Way,
+        repo: &Repo,
+        depth: Option<u32>,
+        refspec: &str,
+    ) -> Result<(), FetchError> {
+        let mut call = self
+            .local(repo)
+            .args([
+                "fetch",
+                "--quiet",
+                "--no-progress",
+                "--no-tags",
+                "--no-write-fetch-head",
+            ])
+            .args(["--no-recurse-submodules", "--no-auto-maintenance"]);
+        call = match depth {
+            Some(depth) => call.arg(format!("--depth={depth}")),
+            // A server may itself hold only a part of the history.
+            None => call.arg("--update-shallow"),
+        };
+        if refspec.contains('*') {
+            call = call.arg("--prune");
+        }
+        let url = self.wanted.remote.repository.as_str();
+        let call = way.prepare(call).args(["--end-of-options", url, refspec]);
+        self.count.fetch_add(1, Ordering::Relaxed);
+        let ended = way
+            .run(call, self.bounds(repo))
+            .await
+            .map_err(FetchError::Git)?;
+        if ended.is_success() {
+            Ok(())
+        } else {
+            Err(self.failed(&ended))
+        }
+    }
+
+    /// Exactly the commit and its history up to the cuts, as one pack.
+    async fn pack(
+        &self,
+        repo: &Repo,
+        shallow: Vec<CommitId>,
+        sole: bool,
+    ) -> Result<PackLease, FetchError> {
+        let draft = Draft::new(self.session).map_err(FetchError::State)?;
+        let pack = match repo.packs().first().filter(|_| sole) {
+            Some(pack) => pack.clone(),
+            None => self.repack(repo, &shallow, draft.dir()).await?,
+        };
+        let (place, verified) = (self.place.clone(), Arc::clone(self.verified));
+        let publish = move || {
+            draft.take(&pack, &pack.with_extension("idx"))?;
+            draft.publish(&place, shallow, &verified)
+        };
+        let published = tokio::task::spawn_blocking(publish).await;
+        published
+            .map_err(io::Error::other)
+            .flatten()
+            .map_err(FetchError::State)
+    }
+
+    /// Writes a pack from the mirror. It fails if a single object of it is missing.
+    async fn repack(
+        &self,
+        repo: &Repo,
+        shallow: &[CommitId],
+        dir: &Path,
+    ) -> Result<PathBuf, FetchError> {
+        let cuts = dir.join("cuts");
+        let lines: Vec<&str> = shallow.iter().map(CommitId::as_str).collect();
+        fs::write(&cuts, lines.join("\n") + "\n").map_err(FetchError::State)?;
+        let call = self.git.call(&repo.dir).arg("--shallow-file").arg(&cuts);
+        let call = call
+            .arg("--git-dir")
+            .arg(&repo.dir)
+            .env(MARK, self.locked.mark());
+        // What has a delta keeps it; to look for more would take longer than to send a little more.
+        let call = call.args(["pack-objects", "--quiet", "--revs", "--window=0"]);
+        let call = call.arg("--delta-base-offset").arg(dir.join("made"));
+        let input = format!("{}\n", self.wanted.id);
+        let ended = call
+            .run(input.as_bytes(), self.bounds(repo))
+            .await
+            .map_err(FetchError::Git)?;
+        let name = String::from_utf8_lossy(&ended.stdout).trim().to_owned();
+        if ended.is_success() && !name.is_empty() {
+            return Ok(dir.join(format!("made-{name}.pack")));
+        }
+        match self.failed(&ended) {
+            FetchError::Refused {
+                reason: Reason::FetchFailed,
+                words,
+            } => Err(FetchError::Damaged(words)),
+            error => Err(error),
+        }
+    }
+
+    /// Joins many packs into few. The answer is made already: what fails here only costs time later.
+    async fn tidy(&self, repo: &Repo) {
+        if repo.packs().len() >= MANY_PACKS && self.locked.set_busy().is_ok() {
+            let call = self
+                .local(repo)
+                .args(["repack", "-d", "--quiet", "--geometric=2"]);
+            if call.run(b"", self.bounds(repo)).await.is_ok() {
+                let _killed_later_in_vain = self.locked.set_idle();
+            }
+        }
+    }
+
+    async fn look(&self, repo: &Repo, short: Short) -> Result<Found, FetchError> {
+        let look = Look {
+            id: &self.wanted.id,
+            depth: self.wanted.depth,
+            cuts: &repo.shallow(),
+            short,
+        };
+        objects::look(self.local(repo), self.bounds(repo), &look)
+            .await
+            .map_err(FetchError::Git)
+    }
+
+    fn repo(&self, whole: bool) -> Repo {
+        self.locked.repo(whole, self.wanted.id.format())
+    }
+
+    fn local(&self, repo: &Repo) -> Call<'_> {
+        let call = self.git.call(&repo.dir).env(MARK, self.locked.mark());
+        call.arg("--git-dir").arg(&repo.dir)
+    }
+
+    fn bounds(&self, repo: &Repo) -> Bounds {
+        let fetch = &self.settings.fetch;
+        let disk = repo.exists().then(|| DiskBound {
+            dir: repo.dir.clone(),
+            most_bytes: fetch.mirror_bytes,
+            keep_free_bytes: fetch.keep_free_bytes,
+        });
+        Bounds {
+            deadline: fetch.deadline,
+            memory_bytes: fetch.memory_bytes,
+            disk,
+            stall: None,
+        }
+    }
+
+    fn failed(&self, ended: &Ended) -> FetchError {
+        let fetch = &self.settings.fetch;
+        match ended.end {
+            End::Exited(_) => {}
+            End::Deadline => return FetchError::Deadline(fetch.deadline),
+            End::Stalled => return FetchError::Stalled(self.settings.times.stall),
+            End::TooLarge => return FetchError::TooLarge(fetch.mirror_bytes),
+            End::DiskFull => return FetchError::DiskFull(fetch.keep_free_bytes),
+        }
+        let text = String::from_utf8_lossy(&ended.stderr);
+        let words = git_text::words(&text, &self.wanted.remote.credential);
+        match git_text::read(&text) {
+            Said::Reason(reason) => FetchError::Refused { reason, words },
+            Said::NotAdvertised | Said::NoSuchRef => {
+                FetchError::NotAdvertised(self.wanted.id.clone())
+            }
+            // Words that nobody foresaw may well be those of a damaged mirror.
+            Said::Damaged | Said::Unknown => FetchError::Damaged(words),
+        }
+    }
+
+    fn not_found(&self) -> FetchError {
+        FetchError::NotFound(self.wanted.id.clone())
+    }
+}
+
+/// How the server is reached, with everything that must live as long as the fetch.
+enum Way {
+    Https {
+        config: Vec<(String, String)>,
+        credential: Option<(Helper, Bound)>,
+        _ca: Option<PrivateDir>,
+    },
+    Ssh {
+        ssh: Ssh,
+        stall: Duration,
+    },
+}
+
+impl Way {
+    fn open(fetch: &Fetch<'_>) -> Result<Self, FetchError> {
+        match fetch.wanted.remote.repository.transport() {
+            Transport::Https => Self::https(fetch),
+            Transport::Ssh => Self::ssh(fetch),
+        }
+    }
+
+    fn https(fetch: &Fetch<'_>) -> Result<Self, FetchError> {
+        let remote = &fetch.wanted.remote;
+        let repository = &remote.repository;
+        let mut config = Vec::new();
+        let (host, port) = (repository.host(), repository.port());
+        if host
+            .trim_matches(['[', ']'])
+            .parse::<std::net::IpAddr>()
+            .is_err()
+        {
+            let addresses: Vec<String> = fetch
+                .addresses
+                .iter()
+                .map(|address| address.ip().to_string())
+                .collect();
+            let resolved = format!("{host}:{port}:{}", addresses.join(","));
+            config.push(("http.curloptResolve".to_owned(), resolved));
+        }
+        let ca = remote
+            .credential
+            .ca()
+            .map(|ca| trusted(ca, fetch.session))
+            .transpose();
+        let ca = ca.map_err(FetchError::State)?;
+        if let Some(ca) = &ca {
+            let file = ca.path().join(ROOTS).to_string_lossy().into_owned();
+            config.push(("http.sslCAInfo".to_owned(), file));
+        }
+        let credential = match remote.credential.shown() {
+            Shown::Basic { username, password } => {
+                let helper = Helper::open(fetch.session).map_err(FetchError::State)?;
+                config.extend(helper.config(&fetch.settings.fetch.helper_program, repository));
+                Some((helper, Bound::new(repository, username, password)))
+            }
+            Shown::Anonymous | Shown::Ssh { .. } => None,
+            Shown::Header { .. } => {
+                let connector = remote.credential.name().map_or("", |name| name.as_str());
+                return Err(FetchError::HeaderCredential(connector.to_owned()));
+            }
+        };
+        Ok(Self::Https {
+            config,
+            credential,
+            _ca: ca,
+        })
+    }
+
+    fn ssh(fetch: &Fetch<'_>) -> Result<Self, FetchError> {
+        let remote = &fetch.wanted.remote;
+        let repository = &remote.repository;
+        let (settings, times) = (&fetch.settings.fetch, fetch.settings.times);
+        let address = fetch
+            .addresses
+            .first()
+            .copied()
+            .ok_or(FetchError::Ssh(SshError::NoKey))?;
+        let shown = remote.credential.shown();
+        let ssh = Ssh::open(settings, times, fetch.session, repository, address, shown);
+        Ok(Self::Ssh {
+            ssh: ssh.map_err(FetchError::Ssh)?,
+            stall: times.stall,
+        })
+    }
+
+    fn prepare<'a>(&self, call: Call<'a>) -> Call<'a> {
+        match self {
+            // Configuration stands before the command, whenever it is given.
+            Self::Https { config, .. } => config
+                .iter()
+                .fold(call, |call, (name, value)| call.config(name, value)),
+            Self::Ssh { ssh, .. } => call.env("GIT_SSH_COMMAND", ssh.command()),
+        }
+    }
+
+    async fn run(&self, call: Call<'_>, bounds: Bounds) -> Result<Ended, GitError> {
+        let (credential, bounds) = match self {
+            Self::Https { credential, .. } => (credential.as_ref(), bounds),
+            // Over https curl ends a silent transfer.
+            Self::Ssh { stall, .. } => (
+                None,
+                Bounds {
+                    stall: Some(*stall),
+                    ..bounds
+                },
+            ),
+        };
+        let (running, bounds) = call.spawn(bounds)?;
+        let group = running.group();
+        let finished = running.finish(b"", &bounds);
+        let answers = async {
+            if let Some((helper, bound)) = credential {
+                // A socket that fails leaves git without a credential, and git says so.
+                drop(helper.serve(bound, group).await);
+            }
+            std::future::pending().await
+        };
+        tokio::select! {
+            ended = finished => ended.map_err(super::git::start_error("git")),
+            () = answers => std::future::pending().await,
+        }
+    }
+}
+
+const ROOTS: &str = "roots.pem";
+
+/// A file with the system's roots and a CA: curl takes one file, and it replaces its own.
+fn trusted(ca: &str, session: &Arc<Session>) -> io::Result<PrivateDir> {
+    let dir = session.dir()?;
+    let system = SYSTEM_ROOTS
+        .iter()
+        .find_map(|file| fs::read_to_string(file).ok());
+    fs::write(
+        dir.path().join(ROOTS),
+        format!("{}\n{ca}\n", system.unwrap_or_default()),
+    )?;
+    Ok(dir)
+}
