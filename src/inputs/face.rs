@@ -257,7 +257,7 @@ impl Inputs {
     pub(super) async fn listing(
         &self,
         remote: &Remote,
-        wants: &Wants,
+        wants: Wants,
     ) -> Result<Arc<Listing>, ListError> {
         let (inputs, asked) = (self.clone(), remote.clone());
         let answer = self
@@ -276,7 +276,7 @@ impl Inputs {
         let answer = self
             .0
             .proofs
-            .ask(question(remote), &(), move |_ticket| async move {
+            .ask(question(remote), (), move |_ticket| async move {
                 inputs.once(&asked, inputs.prove_once(&asked).boxed()).await
             });
         answer.await
@@ -292,7 +292,7 @@ impl Inputs {
         if let Some(wait) = self.0.holds.left(remote) {
             return Err(ListError::RateLimited { wait: Some(wait) });
         }
-        let longest = self.0.settings.times.give_up;
+        let longest = self.0.settings.times.attempt;
         let answer = tokio::time::timeout(longest, attempt).await;
         let answer = answer.unwrap_or(Err(ListError::Stalled));
         if let Err(ListError::RateLimited { wait: Some(wait) }) = &answer {

@@ -63,13 +63,13 @@ impl<K: Hash + Eq, W: Gather, T: Clone + Send + Sync + 'static> Flights<K, W, T>
     pub(super) async fn ask<F>(
         &self,
         key: K,
-        wants: &W,
+        wants: W,
         ask: impl FnOnce(Ticket<W>) -> F + Send + 'static,
     ) -> T
     where
         F: Future<Output = T> + Send + 'static,
     {
-        let answer = self.join(key, wants, ask);
+        let answer = self.join(key, &wants, ask);
         answer.await
     }
 
@@ -115,5 +115,94 @@ impl<K: Hash + Eq, W: Gather, T: Clone + Send + Sync + 'static> Flights<K, W, T>
             );
         }
         answer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::future::join_all;
+    use std::collections::BTreeSet;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use tokio::sync::Notify;
+
+    impl Gather for BTreeSet<u32> {
+        fn add(&mut self, other: &Self) {
+            self.extend(other);
+        }
+    }
+
+    type Numbers = Flights<&'static str, BTreeSet<u32>, BTreeSet<u32>>;
+
+    fn number(n: u32) -> BTreeSet<u32> {
+        BTreeSet::from([n])
+    }
+
+    #[tokio::test]
+    async fn all_who_ask_in_time_share_one_question_that_holds_what_each_wants() {
+        let (flights, flights_joined) = (Numbers::default(), Arc::new(AtomicUsize::new(0)));
+        let questions = Arc::new(AtomicUsize::new(0));
+        let asked = (0..100).map(|n| {
+            let (questions, joined) = (Arc::clone(&questions), Arc::clone(&flights_joined));
+            let flights = &flights;
+            async move {
+                joined.fetch_add(1, Ordering::Relaxed);
+                let answer = flights.ask("key", number(n), move |ticket| async move {
+                    questions.fetch_add(1, Ordering::Relaxed);
+                    while joined.load(Ordering::Relaxed) < 100 {
+                        tokio::task::yield_now().await;
+                    }
+                    ticket.close()
+                });
+                (n, answer.await)
+            }
+        });
+        for (n, answer) in join_all(asked).await {
+            assert!(answer.contains(&n) && answer.len() == 100);
+        }
+        assert_eq!(questions.load(Ordering::Relaxed), 1);
+    }
+
+    #[tokio::test]
+    async fn who_comes_after_the_question_waits_for_the_next_and_asks_one_at_a_time() {
+        let flights = Numbers::default();
+        let (sent, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let (tell, wait) = (Arc::clone(&sent), Arc::clone(&go));
+        let first = flights.ask("key", number(1), move |ticket| async move {
+            let wants = ticket.close();
+            tell.notify_one();
+            wait.notified().await;
+            wants
+        });
+        let second = async {
+            sent.notified().await;
+            let second = flights.ask("key", number(2), |ticket| async { ticket.close() });
+            let third = flights.ask("key", number(3), |ticket| async { ticket.close() });
+            let (second, third, ()) = tokio::join!(second, third, async { go.notify_one() });
+            (second, third)
+        };
+        let (first, (second, third)) = tokio::join!(first, second);
+        assert_eq!(first, number(1));
+        assert_eq!((second.len(), &second), (2, &third));
+    }
+
+    #[tokio::test]
+    async fn what_nobody_waits_for_ends_and_is_forgotten() {
+        let flights = Numbers::default();
+        let never = flights.ask("key", number(1), |_| std::future::pending());
+        let gone = tokio::time::timeout(std::time::Duration::from_millis(1), never).await;
+        assert!(gone.is_err());
+        let again = flights
+            .ask("key", number(2), |ticket| async { ticket.close() })
+            .await;
+        assert_eq!(
+            again,
+            number(2),
+            "the dead question is neither joined nor waited for"
+        );
+        flights
+            .ask("other", number(3), |ticket| async { ticket.close() })
+            .await;
+        assert_eq!(flights.0.lock().unwrap().len(), 1);
     }
 }

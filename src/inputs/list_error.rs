@@ -338,3 +338,115 @@ fn deepest(error: &(dyn Error + 'static)) -> String {
     }
     last.to_string()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inputs::Credential;
+    use reqwest::header::{HeaderName, HeaderValue};
+    use rstest::rstest;
+
+    fn remote() -> Remote {
+        Remote {
+            repository: "https://git.example.com/acme/app.git".parse().unwrap(),
+            credential: Credential::anonymous(&"team-a".parse().unwrap()),
+        }
+    }
+
+    fn refused(status: u16, headers: &[(&str, &str)], body: &str) -> ListError {
+        let headers: HeaderMap = headers
+            .iter()
+            .map(|(name, value)| {
+                (
+                    name.parse::<HeaderName>().unwrap(),
+                    HeaderValue::from_str(value).unwrap(),
+                )
+            })
+            .collect();
+        let asked = "https://git.example.com/acme/app.git/info/refs?service=git-upload-pack";
+        let status = StatusCode::from_u16(status).unwrap();
+        refusal(
+            status,
+            &headers,
+            body.as_bytes(),
+            &asked.parse().unwrap(),
+            &remote(),
+        )
+    }
+
+    const DATE: (&str, &str) = ("date", "Sun, 06 Nov 1994 08:49:37 GMT");
+
+    #[rstest]
+    #[case::seconds(429, &[("retry-after", "20")], Some(20))]
+    #[case::a_date(429, &[DATE, ("retry-after", "Sun, 06 Nov 1994 08:50:07 GMT")], Some(30))]
+    #[case::a_date_that_is_past(429, &[DATE, ("retry-after", "Sun, 06 Nov 1994 08:00:00 GMT")], Some(0))]
+    #[case::a_date_without_a_now(429, &[("retry-after", "Sun, 06 Nov 1994 08:50:07 GMT")], None)]
+    #[case::nonsense(429, &[("retry-after", "soon")], None)]
+    #[case::negative(429, &[("retry-after", "-5")], None)]
+    #[case::nothing(429, &[], None)]
+    #[case::a_spent_limit(403, &[DATE, ("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "784111787")], Some(10))]
+    #[case::a_503_that_names_a_time(503, &[("retry-after", "5")], Some(5))]
+    fn t02_how_long_to_wait_is_read_in_every_form(
+        #[case] status: u16,
+        #[case] headers: &[(&str, &str)],
+        #[case] seconds: Option<u64>,
+    ) {
+        let wait = seconds.map(Duration::from_secs);
+        assert_eq!(
+            refused(status, headers, ""),
+            ListError::RateLimited { wait }
+        );
+    }
+
+    #[rstest]
+    #[case::denied(&[], "You may not read this.", false)]
+    #[case::secondary(&[], "You have exceeded a secondary rate limit.", true)]
+    #[case::some_left(&[("x-ratelimit-remaining", "10")], "", false)]
+    fn a_403_is_a_limit_only_if_it_says_so(
+        #[case] headers: &[(&str, &str)],
+        #[case] body: &str,
+        #[case] limit: bool,
+    ) {
+        let refused = refused(403, headers, body);
+        assert_eq!(
+            matches!(refused, ListError::RateLimited { .. }),
+            limit,
+            "{refused:?}"
+        );
+    }
+
+    #[rstest]
+    #[case::absolute(
+        "https://u:p@new.example.com/a.git/info/refs?service=x#y",
+        "https://new.example.com/a.git"
+    )]
+    #[case::relative("/a.git/info/refs?token=secret", "https://git.example.com/a.git")]
+    #[case::a_login("/login?return_to=secret", "https://git.example.com/login")]
+    fn c03_the_new_address_has_no_user_and_no_query(#[case] location: &str, #[case] to: &str) {
+        let refused = refused(301, &[("location", location)], "");
+        assert_eq!(
+            refused,
+            ListError::Redirect {
+                to: Some(to.to_owned())
+            }
+        );
+        let failure = refused.failure(&remote());
+        assert!(
+            failure.message.contains(to) && !failure.message.contains("secret"),
+            "{failure}"
+        );
+    }
+
+    #[rstest]
+    #[case("Repository not found.", Reason::RepositoryNotFoundOrNoAccess)]
+    #[case(
+        "access denied or repository not exported: /acme/app",
+        Reason::RepositoryNotFoundOrNoAccess
+    )]
+    #[case("Permission denied", Reason::AccessDenied)]
+    #[case("API rate limit exceeded", Reason::RateLimited)]
+    #[case("something else", Reason::FetchFailed)]
+    fn words_are_the_second_source(#[case] words: &str, #[case] reason: Reason) {
+        assert_eq!(said(words).reason(), reason);
+    }
+}

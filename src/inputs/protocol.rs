@@ -411,3 +411,7 @@ fn id(hex: &[u8], format: ObjectFormat) -> Option<CommitId> {
 fn ref_name(bytes: &[u8]) -> Option<RefName> {
     std::str::from_utf8(bytes).ok()?.parse().ok()
 }
+
+#[cfg(test)]
+#[path = "protocol_tests.rs"]
+mod tests;

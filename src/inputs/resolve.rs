@@ -122,7 +122,7 @@ async fn attempt(
 ) -> Result<ResolvedInput, Missed> {
     let remote = remote(inputs, namespace, input).await?;
     let wants = Wants(input.selector.name().cloned().into_iter().collect());
-    let listing = inputs.listing(&remote, &wants).await;
+    let listing = inputs.listing(&remote, wants).await;
     let listing = listing.map_err(|error| Missed::listing(&error, &remote))?;
     let resolved_at = jiff::Timestamp::now();
     let pinned = pin(&input.selector, &listing)

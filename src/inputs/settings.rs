@@ -50,6 +50,8 @@ pub struct Times {
     pub connect: Duration,
     /// So long without a byte ends an attempt.
     pub stall: Duration,
+    /// One listing takes no longer, however steadily a server drips.
+    pub attempt: Duration,
     /// The longest first wait between two attempts; it doubles with each.
     pub backoff_first: Duration,
     /// The longest wait between two attempts.
@@ -70,6 +72,7 @@ impl Default for Times {
         Self {
             connect: Duration::from_secs(10),
             stall: Duration::from_secs(30),
+            attempt: Duration::from_mins(5),
             backoff_first: Duration::from_secs(1),
             backoff_max: Duration::from_mins(1),
             give_up: Duration::from_mins(5),
