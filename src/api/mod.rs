@@ -9,6 +9,11 @@ pub mod layout;
 mod names;
 mod refs;
 mod repo_url;
+#[cfg_attr(
+    not(feature = "host"),
+    expect(dead_code, reason = "the pod program reads no manifest")
+)]
+mod rules;
 mod secret;
 mod text;
 pub mod wire;
@@ -18,11 +23,15 @@ mod connector;
 #[cfg(feature = "host")]
 mod event;
 #[cfg(feature = "host")]
+mod parse;
+#[cfg(feature = "host")]
 mod sandboxrun;
 #[cfg(feature = "host")]
 mod spec;
 #[cfg(feature = "host")]
 mod status;
+#[cfg(feature = "host")]
+mod units;
 
 pub use code::{Code, Failure, Fault, Healing, Reason};
 pub use digest::{canonical_json, digest, hex, sha256_hex};
@@ -39,6 +48,8 @@ pub use text::safe_text;
 pub use connector::*;
 #[cfg(feature = "host")]
 pub use event::{Call, Decision, Event, QueryDigest, RunKey, Via};
+#[cfg(feature = "host")]
+pub use parse::SpecError;
 #[cfg(feature = "host")]
 pub use sandboxrun::*;
 #[cfg(feature = "host")]

@@ -8,6 +8,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use super::rules;
+
 /// Why a text is not the name it was given as.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what} {rule}")]
@@ -19,7 +21,7 @@ pub struct NameError {
 }
 
 macro_rules! text_type {
-    ($(#[$doc:meta])* $name:ident, $what:literal, $rule:literal, $ok:expr) => {
+    ($(#[$doc:meta])* $name:ident, $what:literal, $rule:expr, $ok:expr) => {
         $(#[$doc])*
         #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         #[serde(try_from = "String", into = "String")]
@@ -72,28 +74,28 @@ text_type!(
     /// The name of an input: a DNS label of at most 40 characters, unique in its run.
     InputName,
     "input name",
-    "must be a DNS label: at most 40 of a-z, 0-9 and '-', first and last a letter or digit",
-    |t| is_dns_label(t, 40)
+    rules::LABEL,
+    |t| is_dns_label(t, rules::MAX_LABEL)
 );
 text_type!(
     /// The name of a lookup: a DNS label of at most 40 characters, unique in its run.
     LookupName,
     "lookup name",
-    "must be a DNS label: at most 40 of a-z, 0-9 and '-', first and last a letter or digit",
-    |t| is_dns_label(t, 40)
+    rules::LABEL,
+    |t| is_dns_label(t, rules::MAX_LABEL)
 );
 text_type!(
     /// The name of a Connector in the run's own namespace: a DNS subdomain of at most 253 characters.
     ConnectorName,
     "connector name",
-    "must be a DNS subdomain: at most 253 of a-z, 0-9, '-' and '.', and no namespace",
+    rules::CONNECTOR_NAME,
     is_dns_subdomain
 );
 text_type!(
     /// The name of a `SandboxRun`: a DNS subdomain of at most 253 characters.
     RunName,
     "run name",
-    "must be a DNS subdomain: at most 253 of a-z, 0-9, '-' and '.'",
+    rules::OBJECT_NAME,
     is_dns_subdomain
 );
 text_type!(
@@ -224,7 +226,7 @@ impl FromStr for CommitId {
         } else {
             Err(NameError {
                 what: "commit",
-                rule: "must be a whole id: write all 40 or 64 hex digits",
+                rule: rules::COMMIT,
             })
         }
     }

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::CommitId;
+use super::{CommitId, rules};
 
 /// A full ref name, such as `refs/heads/main` or `refs/pull/7/head`. Never begins with `-`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -16,15 +16,13 @@ pub struct RefName(String);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RefError {
     /// Not below `refs/`.
-    #[error("must begin with refs/: write the full name, such as refs/pull/7/head")]
+    #[error("{}", rules::REF_NOT_FULL)]
     NotFull,
     /// A rule of `git check-ref-format` is broken.
-    #[error(
-        "is no ref name that git takes: no part may be empty, begin with '.' or '-' or end in '.lock', and '..', '@{{', spaces, control characters and any of ~^:?*[\\ are forbidden"
-    )]
+    #[error("{}", rules::REF_MALFORMED)]
     Malformed,
     /// Longer than 255 bytes.
-    #[error("is longer than 255 bytes")]
+    #[error("{}", rules::REF_TOO_LONG)]
     TooLong,
 }
 
@@ -63,7 +61,7 @@ impl FromStr for RefName {
     type Err = RefError;
 
     fn from_str(text: &str) -> Result<Self, RefError> {
-        if text.len() > 255 {
+        if text.len() > rules::MAX_REF {
             return Err(RefError::TooLong);
         }
         let Some(rest) = text.strip_prefix("refs/") else {

@@ -8,6 +8,8 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use url::Url;
 
+use super::rules;
+
 /// How a repository is reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -25,21 +27,19 @@ pub enum RepoUrlError {
     #[error("must be https://HOST/PATH, ssh://HOST/PATH or git@HOST:PATH")]
     Scheme,
     /// A user name or password in an https address.
-    #[error(
-        "must not hold a user name or password: put the credential into a Secret and name its connector"
-    )]
+    #[error("{}", rules::URL_CREDENTIAL)]
     Credential,
     /// No host, or one that is no host name.
-    #[error("must name a host")]
+    #[error("{}", rules::URL_HOST)]
     Host,
     /// No path.
-    #[error("must name a repository after the host")]
+    #[error("{}", rules::URL_PATH)]
     Path,
     /// A query or a fragment.
-    #[error("must not have '?' or '#'")]
+    #[error("{}", rules::URL_QUERY)]
     QueryOrFragment,
-    /// A control character or a path segment `.` or `..`.
-    #[error("must not have control characters, '%2e', or '.' and '..' as path segments")]
+    /// A control character, a backslash, or a path segment that two readers could read in two ways.
+    #[error("{}", rules::URL_UNSAFE)]
     Unsafe,
 }
 
@@ -190,7 +190,7 @@ impl FromStr for RepoUrl {
     type Err = RepoUrlError;
 
     fn from_str(text: &str) -> Result<Self, RepoUrlError> {
-        if text.chars().any(char::is_control) {
+        if text.chars().any(|c| c.is_control() || c == '\\') {
             return Err(RepoUrlError::Unsafe);
         }
         if text.contains(['?', '#']) {
@@ -258,18 +258,18 @@ impl FromStr for Origin {
     type Err = RepoUrlError;
 
     fn from_str(text: &str) -> Result<Self, RepoUrlError> {
-        if text.chars().any(char::is_control) {
+        if text.chars().any(|c| c.is_control() || c == '\\') {
             return Err(RepoUrlError::Unsafe);
         }
         if text.contains(['?', '#']) {
             return Err(RepoUrlError::QueryOrFragment);
         }
-        let url = parse_url(text)?;
-        let default = match url.scheme() {
-            "https" => 443,
-            "ssh" => 22,
-            _ => return Err(RepoUrlError::Scheme),
+        let default = match text.split_once("://") {
+            Some(("https", _)) => 443,
+            Some(("ssh", _)) => 22,
+            Some(_) | None => return Err(RepoUrlError::Scheme),
         };
+        let url = parse_url(text)?;
         if !url.username().is_empty() || url.password().is_some() {
             return Err(RepoUrlError::Credential);
         }
@@ -323,14 +323,37 @@ impl From<Origin> for String {
     }
 }
 
+/// A path such as `acme/app`, to stand below an origin: what [`Origin::repository`] takes.
+#[cfg(feature = "host")]
+pub(super) fn path_below(text: &str) -> Result<(), RepoUrlError> {
+    if text.contains(['?', '#']) {
+        return Err(RepoUrlError::QueryOrFragment);
+    }
+    if text.starts_with('/') || text.chars().any(char::is_control) {
+        return Err(RepoUrlError::Unsafe);
+    }
+    segments(text).map(|_| ())
+}
+
+/// Reads an address, but not one whose host `Url` would repair: git reads the user's own text, and both must mean the
+/// same host (`https:///host`, `https://h%6fst`).
 fn parse_url(text: &str) -> Result<Url, RepoUrlError> {
+    let authority = text
+        .split_once("://")
+        .map(|(_, rest)| rest.split('/').next());
+    let authority = authority.flatten().unwrap_or_default();
+    let host = authority.rsplit('@').next().unwrap_or_default();
+    if host.is_empty() || host.contains('%') {
+        return Err(RepoUrlError::Host);
+    }
     Url::parse(text).map_err(|_| RepoUrlError::Host)
 }
 
+/// A host that can go to a command line, as letters, digits, `.`, `_` and `-`, or as an IPv6 address in brackets.
 fn host_and_port(url: &Url, default: u16) -> Result<(String, u16), RepoUrlError> {
     let host = url
         .host_str()
-        .filter(|h| !h.is_empty() && !h.starts_with('-'))
+        .filter(|h| is_plain(h) || (h.starts_with('[') && h.ends_with(']')))
         .ok_or(RepoUrlError::Host)?;
     Ok((host.to_ascii_lowercase(), url.port().unwrap_or(default)))
 }
@@ -382,6 +405,10 @@ mod tests {
     #[case::file("file:///a.git", Err(RepoUrlError::Scheme))]
     #[case::ext("ext::sh -c x", Err(RepoUrlError::Scheme))]
     #[case::local("/srv/a.git", Err(RepoUrlError::Scheme))]
+    #[case::backslash("https://evil\\@good/a", Err(RepoUrlError::Unsafe))]
+    #[case::no_host("https:///host/a", Err(RepoUrlError::Host))]
+    #[case::encoded_host("https://h%6fst/a", Err(RepoUrlError::Host))]
+    #[case::odd_ssh_host("ssh://ho$st/a", Err(RepoUrlError::Host))]
     #[case::newline("https://host/a\n.git", Err(RepoUrlError::Unsafe))]
     #[case::dots("https://host/a/%2e%2e/b", Err(RepoUrlError::Unsafe))]
     #[case::option("git@-oProxyCommand=x:a", Err(RepoUrlError::Host))]
