@@ -79,7 +79,7 @@ impl Inputs {
         if !of_server || remote.repository.transport() == Transport::Ssh {
             return (failure, None);
         }
-        match self.listing(remote, &Wants::default()).await {
+        match self.listing(remote, Wants::default()).await {
             Ok(_) => (failure, None),
             Err(ListError::RateLimited { wait }) => {
                 (ListError::RateLimited { wait }.failure(remote), wait)
