@@ -276,6 +276,8 @@ pub struct Checker<'a> {
     installation: &'a str,
     run: &'a RunKey,
     kept: Option<&'a Head>,
+    /// Up to here retention took events out.
+    pruned: Option<&'a Head>,
     head: Option<Head>,
 }
 
@@ -287,8 +289,15 @@ impl<'a> Checker<'a> {
             installation,
             run,
             kept,
+            pruned: None,
             head: None,
         }
+    }
+
+    /// Takes gaps before this entry for retention's work.
+    #[must_use]
+    pub fn pruned(self, pruned: Option<&'a Head>) -> Self {
+        Self { pruned, ..self }
     }
 
     /// Takes the next entry.
@@ -298,7 +307,11 @@ impl<'a> Checker<'a> {
     pub fn take(&mut self, entry: &Entry) -> Result<(), ChainFault> {
         let sequence = entry.sequence;
         let expected = self.head.as_ref().map_or(1, |head| head.sequence + 1);
-        if sequence > expected {
+        let thinned = self
+            .pruned
+            .is_some_and(|pruned| sequence <= pruned.sequence);
+        let gap = sequence > expected;
+        if gap && !thinned {
             return Err(ChainFault::Missing { sequence: expected });
         }
         if sequence < expected {
@@ -311,16 +324,15 @@ impl<'a> Checker<'a> {
             return Err(ChainFault::Changed { sequence });
         }
         let previous = self.head.as_ref().map_or(GENESIS, |head| &head.hash);
-        if entry.previous != previous {
+        if entry.previous != previous && !gap {
             return Err(ChainFault::Broken { sequence });
         }
         if entry.event().is_none() {
             return Err(ChainFault::NotAnEvent { sequence });
         }
-        if let Some(kept) = self.kept
-            && kept.sequence == sequence
-            && kept.hash != entry.hash
-        {
+        let other =
+            |head: &Head| head.sequence == sequence && !head.hash.eq_ignore_ascii_case(&entry.hash);
+        if self.kept.is_some_and(other) || self.pruned.is_some_and(other) {
             return Err(ChainFault::OtherHead { sequence });
         }
         self.head = Some(entry.head());
@@ -333,13 +345,16 @@ impl<'a> Checker<'a> {
     /// When there was none, or fewer than the kept head says.
     pub fn finish(self) -> Result<Head, ChainFault> {
         let found = self.head.as_ref().map_or(0, |head| head.sequence);
-        if let Some(kept) = self.kept
-            && kept.sequence > found
+        let newest = self
+            .kept
+            .into_iter()
+            .chain(self.pruned)
+            .map(|head| head.sequence)
+            .max();
+        if let Some(kept) = newest
+            && kept > found
         {
-            return Err(ChainFault::Cut {
-                found,
-                kept: kept.sequence,
-            });
+            return Err(ChainFault::Cut { found, kept });
         }
         self.head.ok_or(ChainFault::Empty)
     }

@@ -5,14 +5,18 @@
 
 pub mod chain;
 mod error;
+mod export;
 mod read;
 mod record;
 pub mod rules;
+mod story;
 mod writer;
 
 pub use crate::api::{Call, Decision, Event, QueryDigest, RunKey, Via};
 pub use chain::{ChainFault, Entry, Head, HeadError};
 pub use error::RecordError;
+pub use export::{ExportError, verify_export};
 pub use read::{Finding, RunEnd, RunFilter, RunSummary, Verdict};
 pub use record::{Clock, Record};
 pub use rules::{Abandon, Grant, Rejected, RunState};
+pub use story::{sentence, story};

@@ -86,7 +86,7 @@ pub enum Finding {
         /// The newest entry.
         head: Head,
     },
-    /// Retention removed the events between the first and the last; those two hold.
+    /// Retention took events out; what it left (the identity, the attempts, the last word) holds.
     Pruned {
         /// The newest entry.
         head: Head,
@@ -100,6 +100,15 @@ pub enum Finding {
 }
 
 impl Finding {
+    /// What the check of a chain showed.
+    pub(super) fn of(checked: Result<Head, ChainFault>, kept: Option<&Head>) -> Self {
+        match checked {
+            Ok(head) if kept.is_some() => Self::Complete { head },
+            Ok(head) => Self::TailNotProven { head },
+            Err(fault) => Self::Broken { fault },
+        }
+    }
+
     /// Whether nothing speaks against the chain.
     #[must_use]
     pub fn holds(&self) -> bool {
@@ -123,14 +132,15 @@ struct SummaryRow {
     hash: String,
 }
 
+/// Texts are read as bytes: a byte that was changed must show as a finding, not as a text that cannot be read.
 #[derive(sqlx::FromRow)]
 struct EventRow {
     sequence: i64,
-    at: String,
-    kind: String,
-    body: String,
-    previous: String,
-    hash: String,
+    at: Vec<u8>,
+    kind: Vec<u8>,
+    body: Vec<u8>,
+    previous: Vec<u8>,
+    hash: Vec<u8>,
 }
 
 impl Record {
@@ -270,20 +280,37 @@ impl Record {
     /// # Errors
     /// When the record cannot be read.
     pub async fn verify_all(&self) -> Result<Vec<Verdict>, RecordError> {
-        let rows: Vec<(String, String, String)> =
-            sqlx::query_as("SELECT namespace, name, uid FROM runs ORDER BY namespace, name, uid")
-                .fetch_all(self.reader())
-                .await
-                .map_err(self.failed("listing runs"))?;
-        let mut verdicts = Vec::with_capacity(rows.len());
-        for (namespace, name, uid) in rows {
-            let key = self.key(&namespace, &name, &uid)?;
+        let orphan: Option<String> = sqlx::query_scalar(
+            "SELECT e.uid FROM events e WHERE NOT EXISTS \
+             (SELECT 1 FROM runs r WHERE r.namespace = e.namespace AND r.uid = e.uid) LIMIT 1",
+        )
+        .fetch_optional(self.reader())
+        .await
+        .map_err(self.failed("listing runs"))?;
+        if let Some(uid) = orphan {
+            return Err(self.row(format!("events of {uid} belong to no run that is listed")));
+        }
+        let mut verdicts = Vec::new();
+        for key in self.keys().await? {
             verdicts.push(self.verify_run(key, None).await?);
         }
         Ok(verdicts)
     }
 
+    /// Every run in the record, by namespace, name and uid.
+    pub(super) async fn keys(&self) -> Result<Vec<RunKey>, RecordError> {
+        let rows: Vec<(String, String, String)> =
+            sqlx::query_as("SELECT namespace, name, uid FROM runs ORDER BY namespace, name, uid")
+                .fetch_all(self.reader())
+                .await
+                .map_err(self.failed("listing runs"))?;
+        rows.iter()
+            .map(|(namespace, name, uid)| self.key(namespace, name, uid))
+            .collect()
+    }
+
     async fn verify_run(&self, key: RunKey, kept: Option<&Head>) -> Result<Verdict, RecordError> {
+        let pruned = self.pruned(&key).await?;
         let mut rows = sqlx::query_as::<_, EventRow>(
             "SELECT sequence, at, kind, body, previous, hash FROM events \
              WHERE namespace = ? AND uid = ? ORDER BY sequence",
@@ -291,7 +318,7 @@ impl Record {
         .bind(key.namespace.as_str())
         .bind(key.uid.as_str())
         .fetch(self.reader());
-        let mut checker = Checker::new(self.installation(), &key, kept);
+        let mut checker = Checker::new(self.installation(), &key, kept).pruned(pruned.as_ref());
         let mut events = 0;
         let mut fault = None;
         while let Some(row) = rows
@@ -308,15 +335,17 @@ impl Record {
             let sequence = entry.sequence;
             fault = checker.take(&entry).err().or_else(|| {
                 let own = entry.event().map(|event| event.kind());
-                (own != Some(kind.as_str())).then_some(ChainFault::Misfiled { sequence })
+                (own.map(str::as_bytes) != Some(kind.as_slice()))
+                    .then_some(ChainFault::Misfiled { sequence })
             });
         }
         drop(rows);
-        let finding = match fault.map_or_else(|| checker.finish(), Err) {
-            Ok(head) if kept.is_some() => Finding::Complete { head },
-            Ok(head) => Finding::TailNotProven { head },
-            Err(fault) => Finding::Broken { fault },
-        };
+        let mut finding = Finding::of(fault.map_or_else(|| checker.finish(), Err), kept);
+        if let (Some(_), Finding::Complete { head } | Finding::TailNotProven { head }) =
+            (&pruned, &finding)
+        {
+            finding = Finding::Pruned { head: head.clone() };
+        }
         Ok(Verdict {
             run: key,
             events,
@@ -324,15 +353,30 @@ impl Record {
         })
     }
 
+    async fn pruned(&self, key: &RunKey) -> Result<Option<Head>, RecordError> {
+        let row: Option<(i64, String)> =
+            sqlx::query_as("SELECT sequence, hash FROM pruned WHERE namespace = ? AND uid = ?")
+                .bind(key.namespace.as_str())
+                .bind(key.uid.as_str())
+                .fetch_optional(self.reader())
+                .await
+                .map_err(self.failed("reading a run"))?;
+        Ok(row.map(|(sequence, hash)| Head {
+            sequence: sequence.cast_unsigned(),
+            hash,
+        }))
+    }
+
     fn entry(&self, key: &RunKey, row: EventRow) -> Entry {
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
         Entry {
             installation: self.installation().to_owned(),
             run: key.clone(),
             sequence: row.sequence.cast_unsigned(),
-            at: row.at,
-            body: row.body,
-            previous: row.previous,
-            hash: row.hash,
+            at: text(row.at),
+            body: text(row.body),
+            previous: text(row.previous),
+            hash: text(row.hash),
         }
     }
 

@@ -163,9 +163,11 @@ impl Record {
                 (event, text)
             })
             .collect();
-        match self.ask(run, What::Append(events)).await? {
+        match self.ask(Some(run), What::Append(events)).await? {
             Answer::Appended(head) => Ok(head),
-            Answer::Grant(_) | Answer::Abandon(_) | Answer::Closed => Err(self.closed()),
+            Answer::Grant(_) | Answer::Abandon(_) | Answer::Pruned(_) | Answer::Closed => {
+                Err(self.closed())
+            }
         }
     }
 
@@ -181,9 +183,11 @@ impl Record {
         nonce: &str,
     ) -> Result<Grant, RecordError> {
         let nonce = nonce.to_owned();
-        match self.ask(run, What::Grant { attempt, nonce }).await? {
+        match self.ask(Some(run), What::Grant { attempt, nonce }).await? {
             Answer::Grant(grant) => Ok(grant),
-            Answer::Appended(_) | Answer::Abandon(_) | Answer::Closed => Err(self.closed()),
+            Answer::Appended(_) | Answer::Abandon(_) | Answer::Pruned(_) | Answer::Closed => {
+                Err(self.closed())
+            }
         }
     }
 
@@ -198,9 +202,28 @@ impl Record {
         attempt: Attempt,
         reason: Reason,
     ) -> Result<Abandon, RecordError> {
-        match self.ask(run, What::Abandon { attempt, reason }).await? {
+        match self
+            .ask(Some(run), What::Abandon { attempt, reason })
+            .await?
+        {
             Answer::Abandon(abandon) => Ok(abandon),
-            Answer::Appended(_) | Answer::Grant(_) | Answer::Closed => Err(self.closed()),
+            Answer::Appended(_) | Answer::Grant(_) | Answer::Pruned(_) | Answer::Closed => {
+                Err(self.closed())
+            }
+        }
+    }
+
+    /// Retention: of runs that ended before this time only their identities, attempts and last words stay. How many
+    /// runs were shortened. `verify` says of them that they were.
+    ///
+    /// # Errors
+    /// When the record cannot be read or written.
+    pub async fn prune(&self, ended_before: Timestamp) -> Result<u64, RecordError> {
+        match self.ask(None, What::Prune { ended_before }).await? {
+            Answer::Pruned(runs) => Ok(runs),
+            Answer::Appended(_) | Answer::Grant(_) | Answer::Abandon(_) | Answer::Closed => {
+                Err(self.closed())
+            }
         }
     }
 
@@ -229,11 +252,11 @@ impl Record {
         move |source| RecordError::sql(&path, doing, source)
     }
 
-    async fn ask(&self, run: &RunKey, what: What) -> Result<Answer, RecordError> {
+    async fn ask(&self, run: Option<&RunKey>, what: What) -> Result<Answer, RecordError> {
         let writer = self.shared.writer.as_ref().ok_or_else(|| self.closed())?;
         let (reply, answer) = oneshot::channel();
         let request = Request {
-            run: Some(run.clone()),
+            run: run.cloned(),
             what,
             reply,
         };
@@ -279,7 +302,7 @@ fn options(path: &Path) -> SqliteConnectOptions {
 }
 
 /// Connects the writer. Turning WAL on needs the file for itself, and SQLite does not wait for that, so we do.
-async fn connect(path: &Path) -> Result<SqliteConnection, RecordError> {
+pub(super) async fn connect(path: &Path) -> Result<SqliteConnection, RecordError> {
     let options = options(path)
         .journal_mode(SqliteJournalMode::Wal)
         .synchronous(SqliteSynchronous::Full);

@@ -7,12 +7,13 @@ use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use jiff::Timestamp;
 use jiff::fmt::temporal::DateTimePrinter;
 use sqlx::{Connection as _, SqliteConnection, SqlitePool};
 use tokio::sync::{mpsc, oneshot};
 
 use super::chain::{Entry, event_text};
-use super::record::Clock;
+use super::record::{Clock, connect};
 use super::rules::{Abandon, Admitted, Grant, RunState};
 use super::{Event, Head, RecordError, RunKey};
 use crate::api::{Attempt, Reason};
@@ -27,7 +28,7 @@ const MAX_KNOWN: usize = 20_000;
 /// One wish, and where the answer goes.
 #[derive(Debug)]
 pub(super) struct Request {
-    /// `None` only for `Close`.
+    /// `None` for what concerns all runs.
     pub(super) run: Option<RunKey>,
     pub(super) what: What,
     pub(super) reply: oneshot::Sender<Result<Answer, RecordError>>,
@@ -46,6 +47,9 @@ pub(super) enum What {
         attempt: Attempt,
         reason: Reason,
     },
+    Prune {
+        ended_before: Timestamp,
+    },
     Close,
 }
 
@@ -55,6 +59,7 @@ pub(super) enum Answer {
     Appended(Head),
     Grant(Grant),
     Abandon(Abandon),
+    Pruned(u64),
     Closed,
 }
 
@@ -76,7 +81,9 @@ pub(super) struct Writer {
     path: PathBuf,
     installation: String,
     clock: Clock,
-    connection: SqliteConnection,
+    /// `None` after a failure. SQLite ends some transactions by itself (a full disk), which the driver does not
+    /// notice (sqlx 0.9): the connection would refuse every later one.
+    connection: Option<SqliteConnection>,
     reader: SqlitePool,
     known: HashMap<RunKey, Known>,
 }
@@ -93,7 +100,7 @@ impl Writer {
             path,
             installation,
             clock,
-            connection,
+            connection: Some(connection),
             reader,
             known: HashMap::new(),
         }
@@ -111,17 +118,16 @@ impl Writer {
         }
         // The last connection folds the WAL into the file. Nothing is lost when it cannot: the next one will.
         self.reader.close().await;
-        if let Err(error) = self.connection.close().await {
-            tracing::debug!(%error, "the record was closed without a checkpoint");
-        }
+        self.disconnect().await;
         for request in closing.into_iter().flatten() {
             let answer = match request.what {
                 What::Close => Ok(Answer::Closed),
-                What::Append(_) | What::Grant { .. } | What::Abandon { .. } => {
-                    Err(RecordError::Closed {
-                        path: self.path.clone(),
-                    })
-                }
+                What::Append(_)
+                | What::Grant { .. }
+                | What::Abandon { .. }
+                | What::Prune { .. } => Err(RecordError::Closed {
+                    path: self.path.clone(),
+                }),
             };
             drop(request.reply.send(answer)); // who asked may be gone
         }
@@ -161,8 +167,17 @@ impl Writer {
         let answers = self.transact(batch).await;
         if answers.is_err() {
             self.known.clear(); // it may hold what was rolled back
+            self.disconnect().await;
         }
         answers
+    }
+
+    async fn disconnect(&mut self) {
+        if let Some(connection) = self.connection.take()
+            && let Err(error) = connection.close().await
+        {
+            tracing::debug!(%error, "the record was closed without a checkpoint");
+        }
     }
 
     async fn transact(
@@ -177,8 +192,11 @@ impl Writer {
         if self.known.len() > MAX_KNOWN {
             self.known.clear();
         }
-        let mut tx = self
-            .connection
+        let connection = match &mut self.connection {
+            Some(connection) => connection,
+            none => none.insert(connect(&self.path).await?),
+        };
+        let mut tx = connection
             .begin_with("BEGIN IMMEDIATE")
             .await
             .map_err(failed("beginning"))?;
@@ -245,7 +263,12 @@ struct Transaction<'a> {
 impl Transaction<'_> {
     async fn take(&mut self, request: &Request) -> Result<Answer, RecordError> {
         let Some(run) = &request.run else {
-            return Ok(Answer::Closed);
+            return match request.what {
+                What::Prune { ended_before } => self.prune(ended_before).await.map(Answer::Pruned),
+                What::Append(_) | What::Grant { .. } | What::Abandon { .. } | What::Close => {
+                    Ok(Answer::Closed)
+                }
+            };
         };
         self.look_up(run).await?;
         match &request.what {
@@ -260,8 +283,53 @@ impl Transaction<'_> {
                 self.write_decided(run, event).await?;
                 Ok(Answer::Abandon(abandon))
             }
-            What::Close => Ok(Answer::Closed),
+            What::Prune { .. } | What::Close => Ok(Answer::Closed),
         }
+    }
+
+    async fn prune(&mut self, ended_before: Timestamp) -> Result<u64, RecordError> {
+        let failed = |source| RecordError::sql(self.path, "pruning", source);
+        let now = in_text((self.clock)());
+        let ended: Vec<(String, String, i64, String)> = sqlx::query_as(
+            "SELECT e.namespace, e.uid, e.sequence, e.hash FROM events e \
+             WHERE e.kind = 'run.ended' AND e.at < ? AND e.sequence = \
+               (SELECT MAX(sequence) FROM events WHERE namespace = e.namespace AND uid = e.uid) \
+             AND NOT EXISTS (SELECT 1 FROM pruned p WHERE p.namespace = e.namespace \
+                             AND p.uid = e.uid AND p.sequence = e.sequence)",
+        )
+        .bind(in_text(ended_before))
+        .fetch_all(&mut *self.connection)
+        .await
+        .map_err(failed)?;
+        for (namespace, uid, sequence, hash) in &ended {
+            for statement in [
+                "DELETE FROM pruned WHERE namespace = ? AND uid = ?",
+                // Attempts stay, since they are counted through all lives of a run.
+                "DELETE FROM events WHERE namespace = ? AND uid = ? AND kind NOT IN \
+                 ('run.created', 'attempt.dispatched', 'run.ended')",
+            ] {
+                sqlx::query(statement)
+                    .bind(namespace)
+                    .bind(uid)
+                    .execute(&mut *self.connection)
+                    .await
+                    .map_err(failed)?;
+            }
+            sqlx::query(
+                "INSERT INTO pruned (namespace, uid, at, sequence, hash) VALUES (?, ?, ?, ?, ?)",
+            )
+            .bind(namespace)
+            .bind(uid)
+            .bind(&now)
+            .bind(sequence)
+            .bind(hash)
+            .execute(&mut *self.connection)
+            .await
+            .map_err(failed)?;
+        }
+        self.known.clear();
+        self.fresh.clear();
+        Ok(ended.len() as u64)
     }
 
     fn state(&self, run: &RunKey) -> RunState {
@@ -323,9 +391,7 @@ impl Transaction<'_> {
         text: String,
     ) -> Result<(), RecordError> {
         let previous = self.known.get(run).and_then(|known| known.head.clone());
-        let at = DateTimePrinter::new()
-            .precision(Some(6))
-            .timestamp_to_string(&(self.clock)());
+        let at = in_text((self.clock)());
         let entry = Entry::next(self.installation, run, previous.as_ref(), at, text);
         if entry.sequence == 1 {
             sqlx::query("INSERT INTO runs (namespace, uid, name) VALUES (?, ?, ?)")
@@ -415,4 +481,11 @@ impl Transaction<'_> {
             })?;
         Ok(RunState::of(&events))
     }
+}
+
+/// RFC 3339 with microseconds: a fixed length, so that times sort as texts.
+fn in_text(at: Timestamp) -> String {
+    DateTimePrinter::new()
+        .precision(Some(6))
+        .timestamp_to_string(&at)
 }

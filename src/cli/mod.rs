@@ -1,1 +1,3 @@
-//! (in the making)
+//! What people type, and what it prints.
+
+pub mod audit;
