@@ -12,8 +12,8 @@ use super::flight::{Flights, Gather};
 use super::holds::{Holds, Turns};
 use super::list_error::ListError;
 use super::{
-    AddressGuard, Credential, CredentialKey, GitSide, Listing, Mirror, Names, OriginClient, Remote,
-    Settings, Sources, SystemNames, Wants, credential, http, resolve,
+    AddressGuard, Credential, CredentialKey, GitSide as _, Listing, Mirror, Names, OriginClient,
+    Remote, Settings, Sources, SystemNames, Wants, credential, http, resolve,
 };
 use crate::api::{
     CommitId, ConnectorName, ConnectorUse, Failure, InputName, Namespace, ObjectFormat, Reason,
@@ -30,7 +30,6 @@ struct Inner {
     sources: Arc<dyn Sources>,
     guard: AddressGuard,
     mirror: Mirror,
-    git: Option<Arc<dyn GitSide>>,
     clients: Clients,
     holds: Holds,
     turns: Turns,
@@ -122,39 +121,12 @@ impl Inputs {
     #[must_use]
     pub fn over(settings: Settings, sources: Arc<dyn Sources>, names: Arc<dyn Names>) -> Self {
         let guard = AddressGuard::new(&settings, names);
-        let mirror = Mirror::new(&settings, guard.clone());
-        let git: Arc<dyn GitSide> = Arc::new(mirror.clone());
-        Self::from_parts(settings, sources, guard, mirror, Some(git))
-    }
-
-    /// The same from its parts. Without a git side, ids of which a listing does not tell what they are (tags, plain
-    /// commits) are taken as they are, and ssh is refused.
-    #[must_use]
-    pub fn assemble(
-        settings: Settings,
-        sources: Arc<dyn Sources>,
-        names: Arc<dyn Names>,
-        git: Option<Arc<dyn GitSide>>,
-    ) -> Self {
-        let guard = AddressGuard::new(&settings, names);
-        let mirror = Mirror::new(&settings, guard.clone());
-        Self::from_parts(settings, sources, guard, mirror, git)
-    }
-
-    fn from_parts(
-        settings: Settings,
-        sources: Arc<dyn Sources>,
-        guard: AddressGuard,
-        mirror: Mirror,
-        git: Option<Arc<dyn GitSide>>,
-    ) -> Self {
         Self(Arc::new(Inner {
+            mirror: Mirror::new(&settings, guard.clone()),
             guard,
-            mirror,
             turns: Turns::new(settings.limits.listings_at_once),
             settings,
             sources,
-            git,
             clients: Clients::default(),
             holds: Holds::default(),
             listings: Flights::default(),
@@ -249,10 +221,6 @@ impl Inputs {
         &self.0.mirror
     }
 
-    pub(super) fn git(&self) -> Option<&Arc<dyn GitSide>> {
-        self.0.git.as_ref()
-    }
-
     /// Lists once, together with all who ask the same server the same way.
     pub(super) async fn listing(
         &self,
@@ -312,8 +280,8 @@ impl Inputs {
                 http::list(&client, remote, close, self.0.settings.limits.listing_bytes).await
             }
             Transport::Ssh => {
-                let git = self.git().ok_or_else(no_git)?;
-                git.list_ssh(remote, &close()).await.map_err(ListError::Git)
+                let listed = self.0.mirror.list_ssh(remote, &close()).await;
+                listed.map_err(ListError::Git)
             }
         }
     }
@@ -332,7 +300,7 @@ impl Inputs {
     async fn prove_once(&self, remote: &Remote) -> Result<CredentialProof, ListError> {
         match remote.repository.transport() {
             Transport::Https => http::prove(&self.https(remote)?, remote).await,
-            Transport::Ssh => Ok(self.git().ok_or_else(no_git)?.prove_ssh(remote).await),
+            Transport::Ssh => Ok(self.0.mirror.prove_ssh(remote).await),
         }
     }
 }
@@ -342,11 +310,4 @@ fn question(remote: &Remote) -> Question {
         remote.repository.as_str().to_owned(),
         remote.credential.key(),
     )
-}
-
-fn no_git() -> ListError {
-    ListError::Git(Failure::new(
-        Reason::Bug,
-        "inputs were put together without a git side",
-    ))
 }

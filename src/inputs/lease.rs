@@ -73,7 +73,11 @@ impl Inputs {
 
     /// The same failure, or what our own client sees when it asks. git hides how long a server wants to be left alone,
     /// and tells most of what it met by a few words.
-    async fn cause(&self, failure: Failure, remote: &Remote) -> (Failure, Option<Duration>) {
+    pub(super) async fn cause(
+        &self,
+        failure: Failure,
+        remote: &Remote,
+    ) -> (Failure, Option<Duration>) {
         let of_server = failure.reason.healing() != Healing::Permanent
             && failure.code() == crate::api::Code::InputResolutionFailed;
         if !of_server || remote.repository.transport() == Transport::Ssh {

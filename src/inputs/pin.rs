@@ -1,6 +1,6 @@
 //! Which commit a listing leads to. Pure: names are compared exactly and never made up.
 
-use super::{Head, Listing};
+use super::{Head, Listing, ObjectSeen};
 use crate::api::{CommitId, Fault, Reason, RefName, RefSelector};
 
 /// What an input is pinned to, as far as a listing tells.
@@ -47,6 +47,22 @@ pub(super) enum PinError {
         /// The repository's.
         theirs: &'static str,
     },
+    /// A plain id that is an annotated tag.
+    #[error("{tag} is an annotated tag: write its commit, {commit}")]
+    IdOfTag {
+        /// The tag.
+        tag: CommitId,
+        /// What it leads to.
+        commit: CommitId,
+    },
+    /// A name or an id that leads to something else.
+    #[error("{what} leads to a {kind}, not to a commit")]
+    NotACommit {
+        /// The name, or the id where there is none.
+        what: String,
+        /// git's own word for what it leads to.
+        kind: &'static str,
+    },
 }
 
 impl Fault for PinError {
@@ -55,6 +71,7 @@ impl Fault for PinError {
             Self::NoSuchRef { .. } | Self::UnbornHead { .. } | Self::NoHead => Reason::RefNotFound,
             Self::Empty => Reason::EmptyRepository,
             Self::OtherFormat { .. } => Reason::UnsupportedObjectFormat,
+            Self::IdOfTag { .. } | Self::NotACommit { .. } => Reason::NotACommit,
         }
     }
 }
@@ -112,4 +129,131 @@ fn named(name: &RefName, listing: &Listing, certain: bool) -> Result<Pinned, Pin
         tag_object,
         resolved_ref: Some(name.clone()),
     })
+}
+
+/// What is pinned, once it is seen what the id is.
+pub(super) fn settle(pinned: Pinned, seen: ObjectSeen) -> Result<Pinned, PinError> {
+    match (seen, &pinned.resolved_ref) {
+        (ObjectSeen::Commit, _) => Ok(Pinned {
+            certain: true,
+            ..pinned
+        }),
+        // A server that does not peel, or not to the end.
+        (ObjectSeen::TagOfCommit(commit), Some(_)) => Ok(Pinned {
+            tag_object: Some(pinned.tag_object.unwrap_or(pinned.id)),
+            id: commit,
+            certain: true,
+            resolved_ref: pinned.resolved_ref,
+        }),
+        (ObjectSeen::TagOfCommit(commit), None) => Err(PinError::IdOfTag {
+            tag: pinned.id,
+            commit,
+        }),
+        (ObjectSeen::NotACommit(kind), name) => {
+            let what = name
+                .as_ref()
+                .map_or_else(|| pinned.id.to_string(), RefName::to_string);
+            Err(PinError::NotACommit { what, kind })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::ObjectFormat;
+    use crate::inputs::Listed;
+    use rstest::rstest;
+    use std::collections::BTreeMap;
+
+    fn id(digit: char) -> CommitId {
+        digit.to_string().repeat(40).parse().unwrap()
+    }
+
+    fn name(text: &str) -> RefName {
+        text.parse().unwrap()
+    }
+
+    fn listing(empty: bool, head: Head) -> Listing {
+        let tag = Listed {
+            id: id('2'),
+            peeled: Some(id('1')),
+        };
+        let light = Listed {
+            id: id('1'),
+            peeled: None,
+        };
+        let refs = BTreeMap::from([
+            (name("refs/heads/main"), light.clone()),
+            (name("refs/tags/v1"), tag),
+            (name("refs/tags/light"), light),
+        ]);
+        let refs = if empty { BTreeMap::new() } else { refs };
+        Listing {
+            format: ObjectFormat::Sha1,
+            head,
+            refs,
+            empty,
+        }
+    }
+
+    fn pinned(selector: &RefSelector) -> Pinned {
+        pin(selector, &listing(false, Head::Absent)).unwrap()
+    }
+
+    #[test]
+    fn only_branches_and_heads_lead_to_commits_for_certain() {
+        let branch = RefSelector::Branch(name("refs/heads/main"));
+        let cases = [
+            (branch, true),
+            (RefSelector::Name(name("refs/heads/main")), true),
+            (RefSelector::Tag(name("refs/tags/light")), false),
+            (RefSelector::Name(name("refs/tags/v1")), false),
+            (RefSelector::Commit(id('9')), false),
+        ];
+        for (selector, certain) in cases {
+            assert_eq!(pinned(&selector).certain, certain, "{selector}");
+        }
+    }
+
+    #[rstest]
+    #[case::unborn_and_empty(true, Head::Unborn { branch: name("refs/heads/main") }, Reason::EmptyRepository)]
+    #[case::absent_and_empty(true, Head::Absent, Reason::EmptyRepository)]
+    #[case::unborn(false, Head::Unborn { branch: name("refs/heads/x") }, Reason::RefNotFound)]
+    #[case::absent(false, Head::Absent, Reason::RefNotFound)]
+    fn r06_a_head_that_leads_nowhere_has_two_reasons(
+        #[case] empty: bool,
+        #[case] head: Head,
+        #[case] reason: Reason,
+    ) {
+        let error = pin(&RefSelector::Head, &listing(empty, head)).unwrap_err();
+        assert_eq!(error.reason(), reason);
+    }
+
+    #[test]
+    fn r01_a_server_that_peels_only_half_way_is_helped() {
+        let tag = pinned(&RefSelector::Tag(name("refs/tags/v1")));
+        let settled = settle(tag, ObjectSeen::TagOfCommit(id('3'))).unwrap();
+        assert_eq!((settled.id, settled.tag_object), (id('3'), Some(id('2'))));
+        let light = pinned(&RefSelector::Tag(name("refs/tags/light")));
+        let settled = settle(light, ObjectSeen::TagOfCommit(id('3'))).unwrap();
+        assert_eq!((settled.id, settled.tag_object), (id('3'), Some(id('1'))));
+    }
+
+    #[test]
+    fn r07_the_id_of_a_tag_says_which_commit_to_write() {
+        let plain = pinned(&RefSelector::Commit(id('9')));
+        let error = settle(plain.clone(), ObjectSeen::TagOfCommit(id('3'))).unwrap_err();
+        assert_eq!(error.reason(), Reason::NotACommit);
+        assert!(
+            error
+                .to_string()
+                .contains(&format!("write its commit, {}", id('3')))
+        );
+        let error = settle(plain, ObjectSeen::NotACommit("tree")).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            format!("{} leads to a tree, not to a commit", id('9'))
+        );
+    }
 }

@@ -4,20 +4,18 @@
 //! listing with that credential, and then, side by side, the proof that it cannot write and the look at ids of which
 //! a listing does not tell what they are.
 
-use std::sync::Arc;
-
 use futures::future::try_join_all;
 
 use super::list_error::ListError;
-use super::pin::{Pinned, pin};
+use super::pin::{PinError, Pinned, pin, settle};
 use super::retry::{self, Next, Retry};
 use super::{
-    Credential, CredentialProof, GitSide, Inputs, ObjectSeen, Progress, Remote, ResolvedInput,
-    Shown, Wanted, Wants,
+    Credential, CredentialProof, GitSide as _, Inputs, Progress, Remote, ResolvedInput, Shown,
+    Wanted, Wants,
 };
 use crate::api::{
-    CommitId, ConnectorUse, CredentialProofPolicy, Failure, Fault as _, Healing, Input, Namespace,
-    Reason, Repository, RunSpec, Transport,
+    ConnectorUse, CredentialProofPolicy, Failure, Fault as _, Healing, Input, Namespace, Reason,
+    Repository, RunSpec, Transport,
 };
 
 /// A try that failed.
@@ -125,21 +123,18 @@ async fn attempt(
     let listing = inputs.listing(&remote, wants).await;
     let listing = listing.map_err(|error| Missed::listing(&error, &remote))?;
     let resolved_at = jiff::Timestamp::now();
-    let pinned = pin(&input.selector, &listing)
-        .map_err(|error| Failure::new(error.reason(), format!("{}: {error}", remote.repository)))?;
+    let pinned = pin(&input.selector, &listing).map_err(|error| pin_failure(&error, &remote))?;
     let depth = input.depth;
-    let (proof, commit) = tokio::try_join!(proof(inputs, &remote, policy), async {
-        commit(inputs.git(), &remote, pinned, depth)
-            .await
-            .map_err(Missed::from)
-    })?;
-    let (commit, tag_object, resolved_ref) = commit;
+    let (proof, pinned) = tokio::try_join!(
+        proof(inputs, &remote, policy),
+        settled(inputs, &remote, pinned, depth),
+    )?;
     Ok(ResolvedInput {
         name: input.name.clone(),
         requested: input.selector.clone(),
-        resolved_ref,
-        commit,
-        tag_object,
+        resolved_ref: pinned.resolved_ref,
+        commit: pinned.id,
+        tag_object: pinned.tag_object,
         object_format: listing.format,
         connector: remote.credential.name().cloned(),
         repository: remote.repository,
@@ -230,41 +225,31 @@ async fn proof(
     Ok(proof)
 }
 
-/// The commit that an id leads to; where the listing does not tell, by bringing it here.
-async fn commit(
-    git: Option<&Arc<dyn GitSide>>,
+/// What is pinned, for certain: where the listing does not tell, the object is brought here and looked at.
+async fn settled(
+    inputs: &Inputs,
     remote: &Remote,
     pinned: Pinned,
     depth: Option<u32>,
-) -> Result<(CommitId, Option<CommitId>, Option<crate::api::RefName>), Failure> {
-    let Some(git) = git.filter(|_| !pinned.certain) else {
-        return Ok((pinned.id, pinned.tag_object, pinned.resolved_ref));
-    };
+) -> Result<Pinned, Missed> {
+    if pinned.certain {
+        return Ok(pinned);
+    }
     let wanted = Wanted {
         remote: remote.clone(),
         id: pinned.id.clone(),
         via: pinned.resolved_ref.clone(),
         depth,
     };
-    let not_a_commit =
-        |text: String| Failure::new(Reason::NotACommit, format!("{}: {text}", remote.repository));
-    match (git.bring(&wanted).await?, pinned.resolved_ref) {
-        (ObjectSeen::Commit, name) => Ok((pinned.id, pinned.tag_object, name)),
-        (ObjectSeen::TagOfCommit(commit), Some(name)) => Ok((
-            commit,
-            Some(pinned.tag_object.unwrap_or(pinned.id)),
-            Some(name),
-        )),
-        (ObjectSeen::TagOfCommit(commit), None) => Err(not_a_commit(format!(
-            "{} is an annotated tag: write its commit, {commit}",
-            pinned.id
-        ))),
-        (ObjectSeen::NotACommit(kind), Some(name)) => Err(not_a_commit(format!(
-            "{name} leads to a {kind}, not to a commit"
-        ))),
-        (ObjectSeen::NotACommit(kind), None) => Err(not_a_commit(format!(
-            "{} is a {kind}, not a commit",
-            pinned.id
-        ))),
+    match inputs.mirror().bring(&wanted).await {
+        Ok(seen) => Ok(settle(pinned, seen).map_err(|error| pin_failure(&error, remote))?),
+        Err(failure) => {
+            let (failure, hold) = inputs.cause(failure, remote).await;
+            Err(Missed { failure, hold })
+        }
     }
+}
+
+fn pin_failure(error: &PinError, remote: &Remote) -> Failure {
+    Failure::new(error.reason(), format!("{}: {error}", remote.repository))
 }

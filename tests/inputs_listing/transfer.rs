@@ -223,10 +223,10 @@ async fn t06_two_inputs_of_one_repository_are_one_listing() {
     let world = World::new().await;
     let id = seed(&world, "acme/app");
     let repo = demo_forge::Repo::open(world.forge.root().join("repos/acme/app.git"));
-    repo.tag("v1", &id).unwrap();
+    repo.branch("other", &id).unwrap();
     let inputs = vec![
         input("one", "acme/app", branch("main")),
-        input("two", "acme/app", crate::support::tag("v1")),
+        input("two", "acme/app", branch("other")),
     ];
     world.resolve(inputs).await.unwrap();
     let asked = |phase| world.forge.requests_of("acme/app", phase).len();
@@ -288,7 +288,7 @@ async fn t08_a_host_that_leads_to_a_closed_address_is_refused(#[case] addresses:
     let mut world = World::new().await;
     let addresses = addresses.iter().map(|text| text.parse().unwrap()).collect();
     let hosts = Hosts(BTreeMap::from([("git.example.com", addresses)]));
-    world.reassemble(Some(Arc::new(hosts)), None);
+    world.rename(Arc::new(hosts));
     let url = format!(
         "https://git.example.com:{}/acme/app.git",
         world.forge.addr().port()
@@ -336,7 +336,7 @@ async fn t08_the_checked_address_is_the_one_connected_to() {
         "git.example.com",
         vec!["127.0.0.1".parse().unwrap()],
     )]));
-    world.reassemble(Some(Arc::new(hosts)), None);
+    world.rename(Arc::new(hosts));
     world.manifests.add_secret(
         "named-token",
         crate::support::READ_TOKEN.as_bytes(),

@@ -12,8 +12,8 @@ use sandboxrun::api::{
     Namespace, OnDrift, ParsedConnector, RefName, RefSelector, Repository, RunSpec, SecretKeyRef,
 };
 use sandboxrun::inputs::{
-    GitSide, Inputs, Names, ORIGIN_ANNOTATION, Progress, ResolvedInput, SecretBytes, SecretObject,
-    Settings, SourceError, Sources, SystemNames,
+    Inputs, Names, ORIGIN_ANNOTATION, Progress, ResolvedInput, SecretBytes, SecretObject, Settings,
+    SourceError, Sources, SystemNames,
 };
 
 /// Every token of these tests is one that a search finds.
@@ -118,6 +118,7 @@ impl World {
         settings.times.brief = Duration::from_millis(150);
         settings.times.missing = Duration::from_secs(20);
         settings.times.missing_every = Duration::from_millis(20);
+        settings.fetch.helper_program = env!("CARGO_BIN_EXE_sandboxrun").into();
         tune(&mut settings);
         let manifests = Arc::new(Manifests::default());
         let origin = forge.origin();
@@ -139,15 +140,10 @@ impl World {
         }
     }
 
-    /// The same host side over other names, or with a git side.
-    pub(crate) fn reassemble(
-        &mut self,
-        names: Option<Arc<dyn Names>>,
-        git: Option<Arc<dyn GitSide>>,
-    ) {
+    /// The same host side over other names.
+    pub(crate) fn rename(&mut self, names: Arc<dyn Names>) {
         let sources = Arc::clone(&self.manifests) as Arc<dyn Sources>;
-        let names = names.unwrap_or_else(|| Arc::new(SystemNames));
-        self.inputs = Inputs::assemble(self.settings.clone(), sources, names, git);
+        self.inputs = Inputs::over(self.settings.clone(), sources, names);
     }
 
     /// Opens a closed address as an administrator would: `HOST=RANGE:PORT`.
@@ -155,7 +151,7 @@ impl World {
         self.settings
             .address_exceptions
             .push(exception.parse().unwrap());
-        self.reassemble(None, None);
+        self.rename(Arc::new(SystemNames));
     }
 
     pub(crate) fn state_dir(&self) -> &std::path::Path {
