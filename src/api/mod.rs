@@ -23,6 +23,8 @@ mod connector;
 #[cfg(feature = "host")]
 mod event;
 #[cfg(feature = "host")]
+pub mod manifest;
+#[cfg(feature = "host")]
 mod parse;
 #[cfg(feature = "host")]
 mod sandboxrun;

@@ -43,6 +43,18 @@ pub enum RepoUrlError {
     Unsafe,
 }
 
+#[cfg(feature = "host")]
+impl RepoUrlError {
+    /// The sentence, with another one for a wrong scheme: which are right depends on the field.
+    pub(super) fn said_as(self, scheme: &str) -> String {
+        if self == Self::Scheme {
+            scheme.to_owned()
+        } else {
+            self.to_string()
+        }
+    }
+}
+
 /// A server that a credential is bound to: scheme, host, port and a path prefix of whole segments.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]

@@ -41,7 +41,7 @@ pub(super) const MAX_UNIT: usize = 32;
 /// Bytes of an output schema as JSON.
 pub(super) const MAX_SCHEMA_BYTES: usize = 64 * 1024;
 /// Levels of an output schema.
-pub(super) const MAX_SCHEMA_DEPTH: usize = 64;
+pub(super) const MAX_SCHEMA_DEPTH: usize = 40;
 /// Lookups of a run.
 pub(super) const MAX_LOOKUPS: usize = 32;
 /// Methods of a lookup.

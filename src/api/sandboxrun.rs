@@ -4,6 +4,8 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::SandboxRunStatus;
+
 /// A run of one agent on pinned inputs.
 #[derive(CustomResource, Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
@@ -12,7 +14,8 @@ use serde::{Deserialize, Serialize};
     kind = "SandboxRun",
     shortname = "sbr",
     category = "all",
-    namespaced
+    namespaced,
+    status = "SandboxRunStatus"
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct SandboxRunSpec {

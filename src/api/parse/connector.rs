@@ -4,7 +4,7 @@ use super::text::{is_pattern, is_secret_key, is_subdomain};
 use super::{Checks, SpecError};
 use crate::api::{
     Auth, AuthSpec, ConnectorName, ConnectorSpec, ConnectorType, ConnectorUse, HeaderSpec, Origin,
-    ParsedConnector, PathPattern, RepoUrlError, SecretKeyRef, SshSpec, TokenSpec, rules,
+    ParsedConnector, PathPattern, SecretKeyRef, SshSpec, TokenSpec, rules,
 };
 
 /// Headers that say how a message is sent, not what: the connection's own.
@@ -28,10 +28,10 @@ impl ParsedConnector {
     pub fn parse(name: &ConnectorName, spec: &ConnectorSpec) -> Result<Self, Vec<SpecError>> {
         let mut checks = Checks::default();
         checks.fits("spec.url", &spec.url, rules::MAX_URL);
-        let origin = spec.url.parse::<Origin>().map_err(|error| match error {
-            RepoUrlError::Scheme => rules::CONNECTOR_SCHEME.to_owned(),
-            error => error.to_string(),
-        });
+        let origin = spec
+            .url
+            .parse::<Origin>()
+            .map_err(|error| error.said_as(rules::CONNECTOR_SCHEME));
         let origin = checks.value("spec.url", origin);
         let auth = match &spec.auth {
             Some(auth) => parse_auth(&mut checks, auth),

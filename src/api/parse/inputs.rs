@@ -88,13 +88,10 @@ fn repository(text: &str, has_connector: bool) -> Result<Repository, String> {
         return Err(format!("must have at most {} characters", rules::MAX_URL));
     }
     if text.contains(':') {
-        return text
+        let url = text
             .parse::<RepoUrl>()
-            .map(Repository::Url)
-            .map_err(|error| match error {
-                crate::api::RepoUrlError::Scheme => rules::REPOSITORY_SCHEME.to_owned(),
-                error => error.to_string(),
-            });
+            .map_err(|error| error.said_as(rules::REPOSITORY_SCHEME));
+        return url.map(Repository::Url);
     }
     if !has_connector {
         return Err(rules::REPOSITORY_SCHEME.to_owned());

@@ -63,11 +63,12 @@ fn outside(value: &Value, at: &str) -> Option<String> {
     match value {
         Value::Object(fields) => fields.iter().find_map(|(key, value)| {
             let field = format!("{at}.{key}");
-            match value {
-                Value::String(target) if REFERENCES.contains(&key.as_str()) => {
-                    (!target.starts_with('#')).then_some(field)
-                }
-                value => outside(value, &field),
+            match value
+                .as_str()
+                .filter(|_| REFERENCES.contains(&key.as_str()))
+            {
+                Some(target) => (!target.starts_with('#')).then_some(field),
+                None => outside(value, &field),
             }
         }),
         Value::Array(items) => {
