@@ -10,97 +10,23 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
-use super::credential_helper::{Bound, Helper};
-use super::git::{Call, Git, GitError, MARK};
+use super::fetch_error::FetchError;
+use super::git::{Call, Git, MARK};
 use super::git_text::{self, Said};
 use super::objects::{self, Found, Look, Short};
 use super::packs::{Draft, PackLease, Verified};
 use super::process::{Bounds, DiskBound, End, Ended};
-use super::session::{PrivateDir, Session};
-use super::ssh::{Ssh, SshError};
+use super::session::Session;
 use super::store::{Locked, Repo};
-use super::{ObjectSeen, Settings, Shown, Wanted};
-use crate::api::{CommitId, Fault, Reason, RefName, Transport};
+use super::way::Way;
+use super::{ObjectSeen, Settings, Wanted};
+use crate::api::{CommitId, Reason, RefName};
 
 /// How much deeper than wanted a ref is fetched, step by step, until the commit is there.
 const DEEPER: [u32; 3] = [16, 256, 4096];
 /// So many packs of a mirror are joined into a few.
 const MANY_PACKS: usize = 24;
-/// Where system roots lie, by distribution. The first that is there counts.
-const SYSTEM_ROOTS: &[&str] = &[
-    "/etc/ssl/certs/ca-certificates.crt",
-    "/etc/pki/tls/certs/ca-bundle.crt",
-    "/etc/ssl/ca-bundle.pem",
-    "/etc/ssl/cert.pem",
-];
-
-/// Why a commit could not be fetched: the end of a sentence that begins with the repository. Holds no secret.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum FetchError {
-    /// The server, or what lies between, refused or failed.
-    #[error("git fetch failed: {words}")]
-    Refused {
-        /// Which reason its words are.
-        reason: Reason,
-        /// Its words.
-        words: String,
-    },
-    /// No such commit.
-    #[error("it has no commit {0}, or does not give it to this credential")]
-    NotFound(CommitId),
-    /// It took longer than a fetch may.
-    #[error("the fetch took longer than the {} s that one may take", .0.as_secs())]
-    Deadline(Duration),
-    /// The server went silent.
-    #[error("the server sent nothing for {} s", .0.as_secs())]
-    Stalled(Duration),
-    /// More than one fetch may use.
-    #[error("it needs more than the {0} bytes of disk that a mirror may take")]
-    TooLarge(u64),
-    /// The volume is full.
-    #[error("the volume of the state directory is full: less than {0} bytes are free")]
-    DiskFull(u64),
-    /// The credential's type does not fit.
-    #[error("connector `{0}` shows itself by a header, and git inputs cannot: write auth.token")]
-    HeaderCredential(String),
-    /// `git` cannot be called.
-    #[error(transparent)]
-    Git(GitError),
-    /// `ssh` cannot be used.
-    #[error(transparent)]
-    Ssh(SshError),
-    /// The state directory cannot be used.
-    #[error("the state directory cannot be used: {0}")]
-    State(io::Error),
-    /// The mirror is damaged, or git said something that nobody foresaw. It is thrown away and made anew, once.
-    #[error("git fetch failed: {0}")]
-    Damaged(String),
-    /// The server does not give out the object by its id, or has no such ref.
-    #[error("it does not give out {0} by its id")]
-    NotAdvertised(CommitId),
-}
-
-impl Fault for FetchError {
-    fn reason(&self) -> Reason {
-        match self {
-            Self::Refused { reason, .. } => *reason,
-            Self::NotFound(_) | Self::NotAdvertised(_) => Reason::CommitNotFound,
-            Self::Deadline(_) | Self::Damaged(_) => Reason::FetchFailed,
-            Self::Stalled(_) => Reason::TransferStalled,
-            Self::TooLarge(_) => Reason::InputTooLarge,
-            Self::DiskFull(_) => Reason::HostDiskFull,
-            Self::HeaderCredential(_) => Reason::ConnectorInvalid,
-            Self::Git(error) => error.reason(),
-            Self::Ssh(error) => error.reason(),
-            Self::State(error) if error.kind() == io::ErrorKind::StorageFull => {
-                Reason::HostDiskFull
-            }
-            Self::State(_) => Reason::StateUnusable,
-        }
-    }
-}
 
 /// What came of it.
 #[derive(Debug)]
@@ -184,7 +110,12 @@ impl Fetch<'_> {
     }
 
     async fn at_server(&self) -> Result<Seen, FetchError> {
-        let way = Way::open(self)?;
+        let way = Way::open(
+            self.settings,
+            self.session,
+            &self.wanted.remote,
+            self.addresses,
+        )?;
         self.locked.set_busy().map_err(FetchError::State)?;
         let seen = self.by_some_way(&way).await;
         self.locked.set_idle().map_err(FetchError::State)?;
@@ -214,14 +145,12 @@ impl Fetch<'_> {
             }
             // Nothing of it would be of use, and the next one may be the sole pack again.
             self.session.discard(&repo.dir).map_err(FetchError::State)?;
-            return Err(match error {
+            if let FetchError::Damaged(words) = error {
                 // A mirror that was just made is not at fault.
-                FetchError::Damaged(words) => FetchError::Refused {
-                    reason: Reason::FetchFailed,
-                    words,
-                },
-                error => error,
-            });
+                let reason = Reason::FetchFailed;
+                return Err(FetchError::Refused { reason, words });
+            }
+            return Err(error);
         }
         let found = self.look(&repo, Short::IsAllThereIs).await?;
         let sole = is_new && repo.packs().len() == 1;
@@ -373,8 +302,17 @@ impl Fetch<'_> {
         dir: &Path,
     ) -> Result<PathBuf, FetchError> {
         let cuts = dir.join("cuts");
-        let lines: Vec<&str> = shallow.iter().map(CommitId::as_str).collect();
-        fs::write(&cuts, lines.join("\n") + "\n").map_err(FetchError::State)?;
+        let lines: Vec<&str> = shallow
+            .iter()
+            .flat_map(|id| {
+                [
+                    id.as_str(),
+                    "
+",
+                ]
+            })
+            .collect();
+        fs::write(&cuts, lines.concat()).map_err(FetchError::State)?;
         let call = self.git.call(&repo.dir).arg("--shallow-file").arg(&cuts);
         let call = call
             .arg("--git-dir")
@@ -392,13 +330,15 @@ impl Fetch<'_> {
         if ended.is_success() && !name.is_empty() {
             return Ok(dir.join(format!("made-{name}.pack")));
         }
-        match self.failed(&ended) {
-            FetchError::Refused {
-                reason: Reason::FetchFailed,
-                words,
-            } => Err(FetchError::Damaged(words)),
-            error => Err(error),
+        let error = self.failed(&ended);
+        if let FetchError::Refused {
+            reason: Reason::FetchFailed,
+            words,
+        } = error
+        {
+            return Err(FetchError::Damaged(words));
         }
+        Err(error)
     }
 
     /// Joins many packs into few. The answer is made already: what fails here only costs time later.
@@ -473,143 +413,4 @@ impl Fetch<'_> {
     fn not_found(&self) -> FetchError {
         FetchError::NotFound(self.wanted.id.clone())
     }
-}
-
-/// How the server is reached, with everything that must live as long as the fetch.
-enum Way {
-    Https {
-        config: Vec<(String, String)>,
-        credential: Option<(Helper, Bound)>,
-        _ca: Option<PrivateDir>,
-    },
-    Ssh {
-        ssh: Ssh,
-        stall: Duration,
-    },
-}
-
-impl Way {
-    fn open(fetch: &Fetch<'_>) -> Result<Self, FetchError> {
-        match fetch.wanted.remote.repository.transport() {
-            Transport::Https => Self::https(fetch),
-            Transport::Ssh => Self::ssh(fetch),
-        }
-    }
-
-    fn https(fetch: &Fetch<'_>) -> Result<Self, FetchError> {
-        let remote = &fetch.wanted.remote;
-        let repository = &remote.repository;
-        let mut config = Vec::new();
-        let (host, port) = (repository.host(), repository.port());
-        if host
-            .trim_matches(['[', ']'])
-            .parse::<std::net::IpAddr>()
-            .is_err()
-        {
-            let addresses: Vec<String> = fetch
-                .addresses
-                .iter()
-                .map(|address| address.ip().to_string())
-                .collect();
-            let resolved = format!("{host}:{port}:{}", addresses.join(","));
-            config.push(("http.curloptResolve".to_owned(), resolved));
-        }
-        let ca = remote
-            .credential
-            .ca()
-            .map(|ca| trusted(ca, fetch.session))
-            .transpose();
-        let ca = ca.map_err(FetchError::State)?;
-        if let Some(ca) = &ca {
-            let file = ca.path().join(ROOTS).to_string_lossy().into_owned();
-            config.push(("http.sslCAInfo".to_owned(), file));
-        }
-        let credential = match remote.credential.shown() {
-            Shown::Basic { username, password } => {
-                let helper = Helper::open(fetch.session).map_err(FetchError::State)?;
-                config.extend(helper.config(&fetch.settings.fetch.helper_program, repository));
-                Some((helper, Bound::new(repository, username, password)))
-            }
-            Shown::Anonymous | Shown::Ssh { .. } => None,
-            Shown::Header { .. } => {
-                let connector = remote.credential.name().map_or("", |name| name.as_str());
-                return Err(FetchError::HeaderCredential(connector.to_owned()));
-            }
-        };
-        Ok(Self::Https {
-            config,
-            credential,
-            _ca: ca,
-        })
-    }
-
-    fn ssh(fetch: &Fetch<'_>) -> Result<Self, FetchError> {
-        let remote = &fetch.wanted.remote;
-        let repository = &remote.repository;
-        let (settings, times) = (&fetch.settings.fetch, fetch.settings.times);
-        let address = fetch
-            .addresses
-            .first()
-            .copied()
-            .ok_or(FetchError::Ssh(SshError::NoKey))?;
-        let shown = remote.credential.shown();
-        let ssh = Ssh::open(settings, times, fetch.session, repository, address, shown);
-        Ok(Self::Ssh {
-            ssh: ssh.map_err(FetchError::Ssh)?,
-            stall: times.stall,
-        })
-    }
-
-    fn prepare<'a>(&self, call: Call<'a>) -> Call<'a> {
-        match self {
-            // Configuration stands before the command, whenever it is given.
-            Self::Https { config, .. } => config
-                .iter()
-                .fold(call, |call, (name, value)| call.config(name, value)),
-            Self::Ssh { ssh, .. } => call.env("GIT_SSH_COMMAND", ssh.command()),
-        }
-    }
-
-    async fn run(&self, call: Call<'_>, bounds: Bounds) -> Result<Ended, GitError> {
-        let (credential, bounds) = match self {
-            Self::Https { credential, .. } => (credential.as_ref(), bounds),
-            // Over https curl ends a silent transfer.
-            Self::Ssh { stall, .. } => (
-                None,
-                Bounds {
-                    stall: Some(*stall),
-                    ..bounds
-                },
-            ),
-        };
-        let (running, bounds) = call.spawn(bounds)?;
-        let group = running.group();
-        let finished = running.finish(b"", &bounds);
-        let answers = async {
-            if let Some((helper, bound)) = credential {
-                // A socket that fails leaves git without a credential, and git says so.
-                drop(helper.serve(bound, group).await);
-            }
-            std::future::pending().await
-        };
-        tokio::select! {
-            ended = finished => ended.map_err(super::git::start_error("git")),
-            () = answers => std::future::pending().await,
-        }
-    }
-}
-
-const ROOTS: &str = "roots.pem";
-
-/// A file with the system's roots and a CA: curl takes one file, and it replaces its own.
-fn trusted(ca: &str, session: &Arc<Session>) -> io::Result<PrivateDir> {
-    let dir = session.dir()?;
-    let system = SYSTEM_ROOTS
-        .iter()
-        .find_map(|file| fs::read_to_string(file).ok());
-    fs::write(
-        dir.path().join(ROOTS),
-        format!("{}\n{ca}\n", system.unwrap_or_default()),
-    )?;
-    Ok(dir)
 }

@@ -21,7 +21,7 @@ pub(super) enum Said {
     Unknown,
 }
 
-/// Any of these words, and what they mean. The first row that fits counts, so causes stand before their consequences.
+/// Any of these words, in whatever case, and what they mean. The first row that fits counts, so causes stand before their consequences.
 const TABLE: &[(&str, Said)] = &[
     (
         "No space left on device",
@@ -202,9 +202,11 @@ pub(super) fn read(text: &str) -> Said {
     if text.contains("fatal: repository '") && text.contains("' not found") {
         return Said::Reason(Reason::RepositoryNotFoundOrNoAccess);
     }
+    // Servers do not agree on capitals.
+    let text = text.to_ascii_lowercase();
     TABLE
         .iter()
-        .find(|(words, _)| text.contains(words))
+        .find(|(words, _)| text.contains(&words.to_ascii_lowercase()))
         .map_or(Said::Unknown, |(_, said)| *said)
 }
 

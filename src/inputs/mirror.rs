@@ -12,7 +12,8 @@ use futures::FutureExt as _;
 use futures::future::{BoxFuture, Shared, WeakShared};
 use tokio::sync::{OnceCell, Semaphore};
 
-use super::fetch::{Fetch, FetchError, Made};
+use super::fetch::{Fetch, Made};
+use super::fetch_error::FetchError;
 use super::git::Git;
 use super::packs::{self, PackLease, Verified};
 use super::session::Session;
@@ -185,7 +186,8 @@ impl Inner {
         }
         if !ready.store.make_room() {
             let keep_free = self.settings.fetch.keep_free_bytes;
-            return Err(FetchError::DiskFull(keep_free).failure(None));
+            let full = FetchError::DiskFull(keep_free);
+            return Err(about(&wanted.remote.repository, &full));
         }
         let addresses = self.addresses(&wanted.remote.repository).await?;
         let fetch = Fetch {

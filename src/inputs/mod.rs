@@ -11,6 +11,7 @@ mod credential;
 pub mod credential_helper;
 mod face;
 mod fetch;
+mod fetch_error;
 mod flight;
 mod git;
 mod git_side;
@@ -36,6 +37,7 @@ mod ssh;
 mod ssh_key;
 mod ssh_side;
 mod store;
+mod way;
 
 pub use address::{
     AddressError, AddressException, AddressExceptionError, AddressGuard, Names, SystemNames,

@@ -77,6 +77,7 @@ fn refuses(ended: &Ended, said: &[u8]) -> bool {
         "denied",
         "read only",
         "read-only",
+        "only read",
         "not allowed",
         "write access",
         "permission",
