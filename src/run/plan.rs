@@ -365,11 +365,13 @@ fn after_end(seen: &Observed, record: &RecordFacts, end: &EndFacts, now: Timesta
     };
     match &seen.pod {
         Pod::Absent | Pod::Foreign(_) | Pod::Refused(..) => Action::Done,
-        Pod::Unknown | Pod::Leaving { .. } => Action::Wait(None),
+        Pod::Unknown | Pod::Leaving { deleted: true, .. } => Action::Wait(None),
         Pod::Starting(_) | Pod::Running => Action::DeletePod(attempt),
-        Pod::Ended(_) => wait_or(later(end.at, seen.spec.ttl_after_finished), now, || {
-            Action::DeletePod(attempt)
-        }),
+        Pod::Ended(_) | Pod::Leaving { deleted: false, .. } => {
+            wait_or(later(end.at, seen.spec.ttl_after_finished), now, || {
+                Action::DeletePod(attempt)
+            })
+        }
     }
 }
 
@@ -383,10 +385,14 @@ fn costs(state: &AttemptState) -> bool {
 
 fn is_there(pod: &Pod) -> bool {
     match pod {
-        Pod::Starting(_) | Pod::Running | Pod::Ended(_) => true,
-        Pod::Unknown | Pod::Absent | Pod::Refused(..) | Pod::Foreign(_) | Pod::Leaving { .. } => {
-            false
+        Pod::Starting(_) | Pod::Running | Pod::Ended(_) | Pod::Leaving { deleted: false, .. } => {
+            true
         }
+        Pod::Unknown
+        | Pod::Absent
+        | Pod::Refused(..)
+        | Pod::Foreign(_)
+        | Pod::Leaving { deleted: true, .. } => false,
     }
 }
 

@@ -128,6 +128,8 @@ pub enum Pod {
         reason: Reason,
         /// Since when.
         since: Timestamp,
+        /// Somebody deleted it already. An evicted pod stays until somebody does.
+        deleted: bool,
     },
 }
 
