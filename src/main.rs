@@ -1,17 +1,12 @@
-//! Everything on the host side: the controller, the gateway and the command line.
+//! Everything on the host side: the gateway, the local run and the command line.
 
-use std::path::Path;
 use std::process::ExitCode;
 
-use sandboxrun::inputs::credential_helper;
+use clap::Parser as _;
+use sandboxrun::cli::Cli;
 
 fn main() -> ExitCode {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    match args.as_slice() {
-        [credential_helper::COMMAND, socket, action] => {
-            credential_helper::main(Path::new(socket), action)
-        }
-        _ => ExitCode::SUCCESS,
-    }
+    // Fails only if there is one already, and then it is this one.
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    Cli::parse().run()
 }

@@ -5,6 +5,7 @@
 
 mod code;
 mod digest;
+mod environment;
 pub mod layout;
 mod names;
 mod refs;
@@ -37,6 +38,7 @@ mod units;
 
 pub use code::{Code, Failure, Fault, Healing, Reason};
 pub use digest::{canonical_json, digest, hex, sha256_hex};
+pub use environment::{FetchableInput, relay_environment};
 pub use names::{
     Attempt, CommitId, ConnectorName, InputName, LookupName, NameError, Namespace, ObjectFormat,
     RunName, RunUid,

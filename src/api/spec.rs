@@ -56,6 +56,15 @@ pub enum Repository {
     BelowConnector(String),
 }
 
+impl std::fmt::Display for Repository {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Url(url) => url.fmt(f),
+            Self::BelowConnector(path) => f.write_str(path),
+        }
+    }
+}
+
 /// What runs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Agent {

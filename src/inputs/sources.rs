@@ -4,11 +4,10 @@
 //! watched or kept.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use futures::future::BoxFuture;
-use secrecy::{ExposeSecret as _, SecretSlice};
 
+pub use crate::api::manifest::SecretBytes;
 use crate::api::{ConnectorName, Namespace, ParsedConnector};
 
 /// Reads Connectors and Secrets by name.
@@ -46,28 +45,4 @@ pub struct SecretObject {
     pub annotations: BTreeMap<String, String>,
     /// Its keys and values.
     pub data: BTreeMap<String, SecretBytes>,
-}
-
-/// Bytes that cannot be printed, and that are wiped when dropped.
-#[derive(Clone)]
-pub struct SecretBytes(SecretSlice<u8>);
-
-impl SecretBytes {
-    /// Takes the bytes.
-    #[must_use]
-    pub fn new(bytes: Vec<u8>) -> Self {
-        Self(bytes.into())
-    }
-
-    /// The bytes, for the one place that reads them. Never format them.
-    #[must_use]
-    pub fn expose(&self) -> &[u8] {
-        self.0.expose_secret()
-    }
-}
-
-impl fmt::Debug for SecretBytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("SecretBytes(***)")
-    }
 }

@@ -138,12 +138,20 @@ pub(super) fn write_manifest(directory: &Path, manifest: &Manifest) -> Result<()
     replace(directory, MANIFEST, &text)
 }
 
+/// The file with the git index of an input as it was provisioned: what a repository is made from that must not hold
+/// anything of the agent's.
+pub(super) fn index_name(input: &InputName) -> String {
+    format!("{input}.index")
+}
+
 /// Removes what an earlier start wrote, the list of inputs first.
 ///
 /// # Errors
 /// When a file cannot be removed.
 pub(super) fn clear(directory: &Path, inputs: &[InputName]) -> Result<(), BaselineError> {
-    let names = std::iter::once(MANIFEST.to_owned()).chain(inputs.iter().map(file_name));
+    let names = std::iter::once(MANIFEST.to_owned())
+        .chain(inputs.iter().map(file_name))
+        .chain(inputs.iter().map(index_name));
     for name in names {
         match fs::remove_file(directory.join(&name)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {

@@ -21,6 +21,7 @@ use rustix::fs::Timespec;
 
 pub use checkout::CheckoutError;
 pub use download::DownloadError;
+pub use repository::restore;
 
 use crate::api::wire::{Plan, PlannedInput, ProvisionReport, ProvisionedInput};
 use crate::api::{Failure, Fault, InputName, Reason, layout, safe_text};
@@ -323,6 +324,8 @@ fn build(
     let index = index_file::write(input.commit.format(), &entries, trees)
         .ok_or_else(|| write_failed("the index")(io::ErrorKind::FileTooLarge.into()))?;
     repository::finish(root, input, &index).map_err(write_failed("the repository"))?;
+    fs::write(baseline_dir.join(baseline::index_name(&input.name)), &index)
+        .map_err(write_failed("the baseline's index"))?;
     assert_pinned(root, input)?;
     baseline::write(baseline_dir, &input.name, baseline_entries(&tree))?;
     let files = tree

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::api::wire::PlannedInput;
 use crate::api::{ObjectFormat, RefName};
+use crate::pod::baseline;
 
 /// Where packs lie, relative to the work tree.
 pub(super) const PACKS: &str = ".git/objects/pack";
@@ -34,12 +35,12 @@ pub(super) fn create(root: &Path) -> io::Result<PathBuf> {
 /// When the disk does not take it.
 pub(super) fn finish(root: &Path, input: &PlannedInput, index: &[u8]) -> io::Result<()> {
     let git = root.join(".git");
+    fs::write(git.join("index"), index)?;
     fs::write(git.join("config"), config(input))?;
     if !input.shallow.is_empty() {
         let lines: String = input.shallow.iter().map(|id| format!("{id}\n")).collect();
         fs::write(git.join("shallow"), lines)?;
     }
-    fs::write(git.join("index"), index)?;
     let commit = format!("{}\n", input.commit);
     let write_ref = |name: &str| {
         let file = git.join(name);
@@ -61,6 +62,27 @@ pub(super) fn finish(root: &Path, input: &PlannedInput, index: &[u8]) -> io::Res
         (None, _) => commit.clone(),
     };
     fs::write(git.join("HEAD"), head)
+}
+
+/// Makes a `.git` for a work tree that is there already, whatever its files are now: as provision made it, from the
+/// pack and its index, and from the git index that lies beside the baseline.
+///
+/// # Errors
+/// When the disk does not take it, or one of the three is not there.
+pub fn restore(
+    root: &Path,
+    input: &PlannedInput,
+    pack: &Path,
+    pack_index: &Path,
+    baseline: &Path,
+) -> io::Result<()> {
+    let packs = create(root)?;
+    for (from, extension) in [(pack, "pack"), (pack_index, "idx")] {
+        let to = packs.join(format!("pack-{}.{extension}", input.commit));
+        fs::hard_link(from, &to).or_else(|_| fs::copy(from, &to).map(drop))?;
+    }
+    let index = fs::read(baseline.join(baseline::index_name(&input.name)))?;
+    finish(root, input, &index)
 }
 
 /// The branch that is checked out: the resolved ref, if it is one.

@@ -1,0 +1,44 @@
+# Everything sets itself up on a fresh Debian 12 that has a Rust toolchain: Debian packages and crates, nothing else.
+SHELL := /bin/bash
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PACKAGES := gcc libc6-dev make git ca-certificates curl bubblewrap openssh-client openssh-server
+TARGET_DIR = $(or $(CARGO_TARGET_DIR),target)
+
+.PHONY: help setup build quickstart test lint bench generate
+
+help: ## What there is
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: ## Installs the Debian packages that are missing
+	@missing=$$(dpkg-query -W -f '$${Package} $${db:Status-Status}\n' $(PACKAGES) 2>/dev/null | awk '$$2 == "installed" {print $$1}' | \
+	  sort | comm -13 - <(printf '%s\n' $(PACKAGES) | sort)); \
+	if [ -n "$$missing" ]; then echo "installing:" $$missing; \
+	  as_root=; [ "$$(id -u)" = 0 ] || as_root=sudo; \
+	  $$as_root apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$as_root apt-get install -y -qq --no-install-recommends $$missing >/dev/null; fi
+
+build: setup ## Both programs and the demo forge, for development
+	cargo build --workspace --bins
+
+quickstart: build ## A whole run against a demo forge, on this machine
+	examples/quickstart.sh $(TARGET_DIR)/debug
+
+test: build ## All tests
+	cargo test --workspace
+
+lint: setup ## Format, clippy, and which crates may be in which program
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+	cargo clippy --no-default-features --bin sandboxrun-pod -- -D warnings
+	@for crate in ring openssl-sys native-tls rsa; do \
+	  ! cargo tree -e normal -i $$crate 2>/dev/null | grep -q . || { echo "$$crate must not be in the program"; exit 1; }; done
+	@for crate in kube sqlx reqwest; do \
+	  ! cargo tree -e normal --no-default-features -i $$crate 2>/dev/null | grep -q . || { echo "$$crate must not be in the pod program"; exit 1; }; done
+
+generate: build ## CRDs and generated documents
+	cargo run --quiet -- crd --dir crds
+	cargo run --quiet -- docs --dir docs
+
+bench: setup ## Speed, against the rivals, in one table
+	cargo bench --bench speed

@@ -1,0 +1,266 @@
+//! One attempt of one run, as the gateway and its shell see it while it lives.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{Semaphore, watch};
+use tokio::time::Instant;
+
+use crate::api::wire::{
+    AgentExit, GrantLine, Outcome, Plan, PlannedInput, ProofPlan, ProvisionReport,
+};
+use crate::api::{Attempt, Lookup, LookupName, Reason, RunSpec, hex};
+use crate::audit::RunKey;
+use crate::inputs::{PackLease, ResolvedInput};
+
+/// Calls of one run that may be under way at once; more wait. Fair between runs: each has its own.
+const CALLS_AT_ONCE: usize = 64;
+
+/// What makes a [`Live`] run.
+#[derive(Debug)]
+pub struct LiveParts {
+    /// Whose record.
+    pub key: RunKey,
+    /// Which attempt.
+    pub attempt: Attempt,
+    /// What the run asks for.
+    pub spec: RunSpec,
+    /// The pinned inputs.
+    pub resolved: Vec<ResolvedInput>,
+    /// Their packs, in the same order, held against eviction.
+    pub packs: Vec<PackLease>,
+}
+
+/// One attempt of one run while it lives.
+#[derive(Debug)]
+pub struct Live {
+    pub(super) parts: LiveParts,
+    pub(super) calls: Semaphore,
+    proof: Mutex<Option<ProofPlan>>,
+    usage: Mutex<HashMap<LookupName, Usage>>,
+    seen: watch::Sender<Seen>,
+    stop: watch::Sender<Option<Reason>>,
+}
+
+/// What has been seen of an attempt so far. Only ever grows.
+#[derive(Debug, Clone, Default)]
+pub struct Seen {
+    /// How provision ended.
+    pub provision: Option<ProvisionReport>,
+    /// Whether the policy was proved; `Some(false)`: shown not to hold.
+    pub proved: Option<bool>,
+    /// When the start grant was given.
+    pub granted_at: Option<Instant>,
+    /// How many grant streams are open: 0 after [`Seen::granted_at`] means that `exec` is gone or cut off.
+    pub grant_streams: usize,
+    /// How the agent's command ended, by `exec`'s word.
+    pub exit: Option<AgentExit>,
+    /// What the run left, by `collect`'s word.
+    pub outcome: Option<Outcome>,
+    /// Whether the output keeps the run's schema; set with the outcome.
+    pub output_failure: Option<crate::api::Failure>,
+}
+
+/// What a lookup has used up.
+#[derive(Debug, Default)]
+struct Usage {
+    calls: u64,
+    bytes: u64,
+    recent: VecDeque<Instant>,
+}
+
+impl Live {
+    /// A run that has been resolved and whose packs are ready.
+    #[must_use]
+    pub fn new(parts: LiveParts) -> Self {
+        Self {
+            parts,
+            calls: Semaphore::new(CALLS_AT_ONCE),
+            proof: Mutex::default(),
+            usage: Mutex::default(),
+            seen: watch::Sender::default(),
+            stop: watch::Sender::default(),
+        }
+    }
+
+    /// Whose record.
+    #[must_use]
+    pub fn key(&self) -> &RunKey {
+        &self.parts.key
+    }
+
+    /// Which attempt.
+    #[must_use]
+    pub fn attempt(&self) -> Attempt {
+        self.parts.attempt
+    }
+
+    /// What the run asks for.
+    #[must_use]
+    pub fn spec(&self) -> &RunSpec {
+        &self.parts.spec
+    }
+
+    /// The pinned inputs.
+    #[must_use]
+    pub fn inputs(&self) -> &[ResolvedInput] {
+        &self.parts.resolved
+    }
+
+    /// The packs of the inputs, in the same order.
+    #[must_use]
+    pub fn packs(&self) -> &[PackLease] {
+        &self.parts.packs
+    }
+
+    /// Watches what is seen of the attempt.
+    #[must_use]
+    pub fn watch(&self) -> watch::Receiver<Seen> {
+        self.seen.subscribe()
+    }
+
+    /// Asks `exec` to stop the agent. The first reason stays.
+    pub fn stop(&self, reason: Reason) {
+        self.stop.send_if_modified(|now| {
+            let first = now.is_none();
+            now.get_or_insert(reason);
+            first
+        });
+    }
+
+    /// Whether and why the agent was asked to stop.
+    #[must_use]
+    pub fn stopping(&self) -> Option<Reason> {
+        *self.stop.borrow()
+    }
+
+    /// What provision is told to do.
+    #[must_use]
+    pub fn plan(&self) -> Plan {
+        let LiveParts {
+            key,
+            attempt,
+            spec,
+            resolved,
+            packs,
+        } = &self.parts;
+        let inputs = resolved
+            .iter()
+            .zip(packs)
+            .map(|(input, pack)| planned(input, pack))
+            .collect();
+        let context = spec
+            .agent
+            .context
+            .iter()
+            .map(|file| crate::api::wire::ContextFile {
+                path: file.path.clone(),
+                content: file.content.clone(),
+            });
+        Plan {
+            run: key.uid.clone(),
+            attempt: *attempt,
+            inputs,
+            prompt: spec.agent.prompt.clone(),
+            context: context.collect(),
+        }
+    }
+
+    /// The grant's first line.
+    pub(super) fn granted_line(&self) -> GrantLine {
+        let agent = &self.parts.spec.agent;
+        GrantLine::Granted {
+            timeout_secs: agent.timeout.as_secs(),
+            stall_secs: agent.stall_timeout.map(|d| d.as_secs()),
+        }
+    }
+
+    pub(super) fn seen(&self) -> Seen {
+        self.seen.borrow().clone()
+    }
+
+    pub(super) fn note(&self, change: impl FnOnce(&mut Seen)) {
+        self.seen.send_modify(change);
+    }
+
+    pub(super) fn stop_signal(&self) -> watch::Receiver<Option<Reason>> {
+        self.stop.subscribe()
+    }
+
+    /// Keeps the proof that was handed out last; an older one no longer counts.
+    pub(super) fn open_proof(&self, plan: ProofPlan) {
+        *self.proof.lock().unwrap_or_else(PoisonError::into_inner) = Some(plan);
+    }
+
+    /// Takes the open proof of this nonce: each counts once.
+    pub(super) fn take_proof(&self, nonce: &str) -> Option<ProofPlan> {
+        self.proof
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take_if(|plan| plan.nonce == nonce)
+    }
+
+    /// Counts a call of a lookup, if its limits leave room for it.
+    ///
+    /// # Errors
+    /// The limit that is reached.
+    pub(super) fn count_call(&self, lookup: &Lookup, now: Instant) -> Result<(), Reason> {
+        let mut usage = self.usage.lock().unwrap_or_else(PoisonError::into_inner);
+        let usage = usage.entry(lookup.name.clone()).or_default();
+        while usage
+            .recent
+            .front()
+            .is_some_and(|at| now.duration_since(*at) >= Duration::from_secs(60))
+        {
+            usage.recent.pop_front();
+        }
+        if lookup.max_calls.is_some_and(|max| usage.calls >= max) {
+            return Err(Reason::CallLimit);
+        }
+        if lookup.max_bytes.is_some_and(|max| usage.bytes >= max) {
+            return Err(Reason::ByteLimit);
+        }
+        if let Some(max) = lookup.per_minute {
+            if usage.recent.len() as u64 >= max {
+                return Err(Reason::RateLimit);
+            }
+            usage.recent.push_back(now);
+        }
+        usage.calls += 1;
+        Ok(())
+    }
+
+    /// Counts bytes of a lookup's answer; false when the limit is passed.
+    pub(super) fn count_bytes(&self, lookup: &Lookup, bytes: u64) -> bool {
+        let mut usage = self.usage.lock().unwrap_or_else(PoisonError::into_inner);
+        let usage = usage.entry(lookup.name.clone()).or_default();
+        usage.bytes = usage.bytes.saturating_add(bytes);
+        lookup.max_bytes.is_none_or(|max| usage.bytes <= max)
+    }
+}
+
+/// What provision is told of one input.
+fn planned(input: &ResolvedInput, pack: &PackLease) -> PlannedInput {
+    PlannedInput {
+        name: input.name.clone(),
+        path: input.path.clone(),
+        commit: input.commit.clone(),
+        resolved_ref: input.resolved_ref.clone(),
+        origin: input.repository.to_string(),
+        read_only: input.read_only,
+        shallow: pack.shallow.clone(),
+        pack: pack.pack_blob.clone(),
+        index: pack.index_blob.clone(),
+    }
+}
+
+/// A word that nobody can guess: 32 hex digits.
+pub(super) fn fresh_word() -> String {
+    let mut bytes = [0; 16];
+    // The generator of aws-lc fails only if the kernel has no randomness; an all-zero word then opens nothing by itself.
+    if aws_lc_rs::rand::fill(&mut bytes).is_err() {
+        tracing::error!("the kernel gives no randomness");
+    }
+    hex(&bytes)
+}

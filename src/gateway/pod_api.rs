@@ -1,0 +1,116 @@
+//! What provision and collect call: the plan, packs, and their two reports.
+
+use axum::body::Body;
+use http::Response;
+use tower::ServiceExt as _;
+use tower_http::services::ServeFile;
+
+use super::output;
+use super::server::{Answer, Caller, PodRequest, json, read_json, refusal};
+use crate::api::Reason;
+use crate::api::wire::{Outcome, Problem, ProvisionReport};
+use crate::audit::Event;
+
+/// A report of 16 inputs with their first paths is some 100 KiB; the output is up to 1 MiB, escaped.
+const REPORT_BYTES: usize = 8 * 1024 * 1024;
+
+pub(super) fn plan(caller: &Caller) -> Response<Body> {
+    json(&caller.live.plan())
+}
+
+/// `{input}/pack` or `{input}/idx`, with range requests: a download that breaks off goes on where it stopped.
+pub(super) async fn pack(which: &str, request: PodRequest, caller: &Caller) -> Answer {
+    let unknown = || refusal(&Problem::new(404, Reason::Bug, "no such pack", ""));
+    let (name, kind) = which.split_once('/').ok_or_else(unknown)?;
+    let parts = &caller.live.parts;
+    let found = parts
+        .resolved
+        .iter()
+        .zip(&parts.packs)
+        .find(|(input, _)| input.name.as_str() == name);
+    let (_, pack) = found.ok_or_else(unknown)?;
+    let file = match kind {
+        "pack" => &pack.pack,
+        "idx" => &pack.index,
+        _ => return Err(unknown()),
+    };
+    match ServeFile::new(file).oneshot(request).await {
+        Ok(response) => Ok(response.map(Body::new)),
+        Err(never) => match never {},
+    }
+}
+
+pub(super) async fn provisioned(request: PodRequest, caller: &Caller) -> Answer {
+    let report: ProvisionReport = read_json(request, REPORT_BYTES).await?;
+    let attempt = caller.live.parts.attempt;
+    let event = match &report {
+        ProvisionReport::Done { inputs } => Event::InputsProvisioned {
+            attempt,
+            inputs: inputs.clone(),
+        },
+        ProvisionReport::Failed { failure } => Event::AttemptFailed {
+            attempt,
+            failure: failure.clone(),
+        },
+    };
+    append(caller, vec![event]).await?;
+    caller.live.note(|seen| seen.provision = Some(report));
+    Ok(json(&serde_json::json!({})))
+}
+
+pub(super) async fn outcome(request: PodRequest, caller: &Caller) -> Answer {
+    let outcome: Outcome = read_json(request, REPORT_BYTES).await?;
+    let parts = &caller.live.parts;
+    let attempt = parts.attempt;
+    let named = outcome
+        .inputs
+        .iter()
+        .map(|i| &i.name)
+        .eq(parts.resolved.iter().map(|i| &i.name));
+    if !named {
+        return Err(refusal(&Problem::new(
+            400,
+            Reason::Bug,
+            "the outcome names other inputs than the plan",
+            "",
+        )));
+    }
+    let (output, output_failure) = output::check(
+        &outcome.output,
+        parts.spec.agent.output_schema.as_ref(),
+        attempt,
+    );
+    let mut events: Vec<Event> = outcome
+        .inputs
+        .iter()
+        .map(|input| Event::Drift {
+            attempt,
+            outcome: input.clone(),
+        })
+        .collect();
+    events.push(output);
+    append(caller, events).await?;
+    caller.live.note(|seen| {
+        seen.outcome = Some(outcome);
+        seen.output_failure = output_failure;
+    });
+    Ok(json(&serde_json::json!({})))
+}
+
+/// Appends to the run's record, or answers that it cannot be written.
+pub(super) async fn append(caller: &Caller, events: Vec<Event>) -> Result<(), Response<Body>> {
+    let appended = caller
+        .gateway
+        .record
+        .append_all(&caller.live.parts.key, events)
+        .await;
+    appended.map(drop).map_err(|error| {
+        tracing::error!(%error, "a report could not be recorded");
+        refusal(&Problem::new(
+            503,
+            Reason::RecordNotWritten,
+            "the record cannot be written",
+            "",
+        ))
+    })
+}

@@ -1,0 +1,111 @@
+//! The kept workspace must not attack its owner: after `collect`, each `.git` is one that we made, at the pinned commit.
+//!
+//! The agent's own is kept beside it as a tar, unread. No link is followed, and nothing of the agent's runs.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::state::{RunPaths, remove_tree};
+use crate::api::wire::Plan;
+use crate::inputs::PackLease;
+
+/// Sets aside everything in the kept directories that git would take for a repository, then gives each input a `.git` of
+/// our own. Says what was set aside.
+///
+/// # Errors
+/// The first thing that fails; the workspace is then not to be kept.
+pub(super) fn replace_git_dirs(
+    dirs: &RunPaths,
+    plan: &Plan,
+    packs: &[PackLease],
+) -> io::Result<Vec<PathBuf>> {
+    let mut aside = Vec::new();
+    for top in [dirs.workspace(), dirs.sandbox().join("output")] {
+        for path in repositories_below(&top)? {
+            let tar = dirs
+                .root()
+                .join("agent-git")
+                .join(format!("{}.tar", aside.len()));
+            set_aside(&top, &path, &tar)?;
+            aside.push(path);
+        }
+    }
+    for (input, pack) in plan.inputs.iter().zip(packs) {
+        if is_real_dir(&dirs.workspace(), Path::new(&input.path)) {
+            let tree = dirs.workspace().join(&input.path);
+            crate::pod::provision::restore(&tree, input, &pack.pack, &pack.index, &dirs.baseline())
+                .map_err(io::Error::other)?;
+        }
+    }
+    Ok(aside)
+}
+
+/// Whether every part of the path is a directory and no link: an agent may have put a link in its place.
+fn is_real_dir(base: &Path, path: &Path) -> bool {
+    let mut at = base.to_owned();
+    path.components().all(|part| {
+        at.push(part);
+        fs::symlink_metadata(&at).is_ok_and(|meta| meta.is_dir())
+    })
+}
+
+/// Moves `tree/path`, whatever it is, into a tar.
+fn set_aside(tree: &Path, path: &Path, tar: &Path) -> io::Result<()> {
+    let from = tree.join(path);
+    let Ok(meta) = fs::symlink_metadata(&from) else {
+        return Ok(());
+    };
+    if let Some(parent) = tar.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    let mut archive = tar::Builder::new(File::create(tar)?);
+    archive.follow_symlinks(false);
+    // What cannot be read (a mode of 000, a socket) is not worth more than the rest.
+    let packed = if meta.is_dir() {
+        archive.append_dir_all(path, &from)
+    } else {
+        archive.append_path_with_name(&from, path)
+    };
+    if let Err(error) = packed {
+        tracing::warn!(%error, "a part of the agent's git directory could not be kept");
+    }
+    archive.finish()?;
+    if meta.is_dir() {
+        remove_tree(&from).map_err(io::Error::other)
+    } else {
+        fs::remove_file(&from)
+    }
+}
+
+/// What git would take for a repository of its own: every `.git`, in any spelling, and every directory that looks like a
+/// bare one. Relative to `top`.
+fn repositories_below(top: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    let mut todo = vec![PathBuf::new()];
+    while let Some(dir) = todo.pop() {
+        let Ok(entries) = fs::read_dir(top.join(&dir)) else {
+            continue;
+        };
+        for entry in entries {
+            let entry = entry?;
+            let path = dir.join(entry.file_name());
+            let is_dir = entry.file_type()?.is_dir();
+            if entry.file_name().eq_ignore_ascii_case(".git")
+                || (is_dir && looks_bare(&entry.path()))
+            {
+                found.push(path);
+            } else if is_dir {
+                todo.push(path);
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The three things that git looks for in a directory that is to be a repository.
+fn looks_bare(dir: &Path) -> bool {
+    ["HEAD", "objects", "refs"]
+        .iter()
+        .all(|name| fs::symlink_metadata(dir.join(name)).is_ok())
+}

@@ -1,0 +1,655 @@
+//! The shell around `run`: observes, asks what to do, does it, until the run has ended.
+//!
+//! All that a decision rests on is read back from the record each time round; what this process alone can know (how far
+//! its sandboxes are, how urgent its user is) is the rest.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::pod::{LocalPod, Stage};
+use super::privileges::Standing;
+use super::sandbox;
+use super::sources::{ManifestSources, Manifests};
+use super::state::{RunPaths, State, StateError};
+use super::terminal::Screen;
+use super::watch::{Urgency, reaches, signals};
+use super::{abandoned, keep};
+use crate::api::wire::{Drift, InputOutcome, UnknownReason};
+use crate::api::{
+    Attempt, ConnectorUse, Decision, Event, Failure, Fault, NameError, Reason, RunUid,
+    SandboxRunStatus,
+};
+use crate::audit::{Entry, Record, RecordError, RunKey, sentence};
+use crate::gateway::{Canaries, CanaryError, Gateway, Live, LiveParts, Seen};
+use crate::inputs::{AddressException, Inputs, PackLease, ResolvedInput, Settings};
+use crate::run::{
+    self, Action, InputFacts, Observed, Pod, Policy, RecordFacts, Resolution, SpecFacts, Wish,
+};
+
+/// From the wish for a pod to the start grant: fetching what the mirror does not have is part of it.
+const START_TIMEOUT: Duration = Duration::from_secs(30 * 60);
+
+/// What the command line says about a local run.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// What this process has become.
+    pub standing: Standing,
+    /// Closed addresses that may be reached after all.
+    pub address_exceptions: Vec<AddressException>,
+    /// More of this machine for the agent, read-only.
+    pub ro_binds: Vec<PathBuf>,
+    /// Remove the workspace at the end.
+    pub discard: bool,
+}
+
+/// A run that has ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// Its key in the record.
+    pub key: RunKey,
+    /// What the custom resource would show.
+    pub status: SandboxRunStatus,
+    /// The whole chain.
+    pub entries: Vec<Entry>,
+    /// The last word.
+    pub end: run::EndFacts,
+    /// Where what it left is kept.
+    pub kept: Option<PathBuf>,
+}
+
+/// Why a run could not be begun: nothing of it is in the record.
+#[derive(Debug, thiserror::Error)]
+pub enum LocalError {
+    /// The state directory.
+    #[error(transparent)]
+    State(StateError),
+    /// The record.
+    #[error(transparent)]
+    Record(RecordError),
+    /// Signals cannot be taken, or the kernel refuses something as basic.
+    #[error("this process cannot be set up")]
+    Process(#[source] std::io::Error),
+    /// The canaries.
+    #[error(transparent)]
+    Canaries(CanaryError),
+    /// No uid could be made.
+    #[error("no uid could be made for the run")]
+    Uid(#[source] NameError),
+    /// The record holds no end of a run that has ended.
+    #[error("the record holds no end of this run")]
+    NoEnd,
+}
+
+impl Fault for LocalError {
+    fn reason(&self) -> Reason {
+        match self {
+            Self::State(error) => error.reason(),
+            Self::Record(error) => error.reason(),
+            Self::Process(_) | Self::Uid(_) | Self::NoEnd => Reason::Bug,
+            Self::Canaries(error) => error.reason(),
+        }
+    }
+}
+
+/// Does one run, from its first event to its last.
+///
+/// # Errors
+/// When nothing could be begun, or the record was lost on the way. All else is an [`Ended`] run, failed or not.
+pub async fn run(
+    manifests: Manifests,
+    options: Options,
+    screen: &Screen,
+) -> Result<Ended, LocalError> {
+    let state = State::new(options.standing.state_dir.clone());
+    let record = Record::open(&state.record())
+        .await
+        .map_err(LocalError::Record)?;
+    abandoned::close(&record, &state, screen)
+        .await
+        .map_err(LocalError::Record)?;
+    state.prune();
+    let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
+    let urgency = signals(&tracker, &stop).map_err(LocalError::Process)?;
+    let canaries = Canaries::listen(&tracker, &stop)
+        .await
+        .map_err(LocalError::Canaries)?;
+    let inputs = Inputs::new(
+        settings(&state, &options),
+        Arc::new(ManifestSources(manifests.clone())),
+    );
+    let gateway = Gateway {
+        record: record.clone(),
+        inputs,
+        canaries,
+        tracker: tracker.clone(),
+    };
+    let key = RunKey {
+        namespace: manifests.namespace.clone(),
+        name: manifests.name.clone(),
+        uid: fresh_uid().map_err(LocalError::Uid)?,
+    };
+    let (dirs, lock) = state.make_run(&key.uid).map_err(LocalError::State)?;
+    let mut shell = Shell::new(
+        gateway,
+        manifests,
+        options,
+        key,
+        dirs,
+        urgency,
+        stop.clone(),
+        screen,
+    );
+    let ended = shell.live().await;
+    stop.cancel();
+    tracker.close();
+    tracker.wait().await;
+    record.close().await;
+    let kept = matches!(&ended, Ok(Some(ended)) if ended.kept.is_some());
+    if !kept {
+        state
+            .remove_run(&shell.key.uid)
+            .map_err(LocalError::State)?;
+    }
+    drop(lock);
+    ended.map_err(LocalError::Record)?.ok_or(LocalError::NoEnd)
+}
+
+fn settings(state: &State, options: &Options) -> Settings {
+    let mut settings = Settings::new(state.mirror());
+    settings
+        .address_exceptions
+        .clone_from(&options.address_exceptions);
+    settings
+        .fetch
+        .helper_program
+        .clone_from(&options.standing.programs.host);
+    // What is not in the manifests now will not come later.
+    settings.times.missing = Duration::ZERO;
+    settings
+}
+
+/// One run, and what this process alone knows of it.
+struct Shell<'a> {
+    gateway: Gateway,
+    manifests: Manifests,
+    options: Options,
+    key: RunKey,
+    dirs: RunPaths,
+    urgency: watch::Receiver<Urgency>,
+    stop: CancellationToken,
+    screen: &'a Screen,
+    resolution: Resolution,
+    resolved: Vec<ResolvedInput>,
+    policy: Policy,
+    refused: Option<(Failure, Timestamp)>,
+    running: Option<Running>,
+    deleted: bool,
+    began: Instant,
+    told: usize,
+}
+
+/// The sandboxes of the attempt, once they were begun.
+struct Running {
+    live: Arc<Live>,
+    seen: watch::Receiver<Seen>,
+    stage: watch::Receiver<Stage>,
+    kill: CancellationToken,
+}
+
+impl<'a> Shell<'a> {
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "called once; each is a thing of its own"
+    )]
+    fn new(
+        gateway: Gateway,
+        manifests: Manifests,
+        options: Options,
+        key: RunKey,
+        dirs: RunPaths,
+        urgency: watch::Receiver<Urgency>,
+        stop: CancellationToken,
+        screen: &'a Screen,
+    ) -> Self {
+        Self {
+            gateway,
+            manifests,
+            options,
+            key,
+            dirs,
+            urgency,
+            stop,
+            screen,
+            resolution: Resolution::Idle,
+            resolved: Vec::new(),
+            policy: Policy::Missing,
+            refused: None,
+            running: None,
+            deleted: false,
+            began: Instant::now(),
+            told: 0,
+        }
+    }
+
+    /// Observe, plan, act, until there is nothing left to do.
+    async fn live(&mut self) -> Result<Option<Ended>, RecordError> {
+        loop {
+            if *self.urgency.borrow() == Urgency::Kill {
+                self.end_sandboxes().await;
+            }
+            // In this order: what the sandboxes did before they were over is in the record by then.
+            let pod = self.pod();
+            let entries = self.gateway.record.entries(&self.key.uid).await?;
+            self.tell(&entries);
+            let seen = self.observe(&entries, pod);
+            for action in run::plan(&seen, Timestamp::now()) {
+                if action == Action::Done {
+                    return Ok(self.end(&seen, entries).await);
+                }
+                match self.act(action).await {
+                    // It came too late: what the record says now decides anew.
+                    Err(RecordError::Rejected { .. }) | Ok(()) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+    }
+
+    /// Shows what is new in the record: the life of the run as it happens.
+    fn tell(&mut self, entries: &[Entry]) {
+        for event in entries.iter().skip(self.told).filter_map(Entry::event) {
+            let begun = matches!(&event, Event::Call(call) if call.decision == Decision::Begun);
+            if !begun {
+                self.screen.step(event.kind(), &sentence(&event));
+            }
+        }
+        self.told = entries.len();
+    }
+
+    fn observe(&self, entries: &[Entry], pod: Pod) -> Observed {
+        let stop = (*self.urgency.borrow() != Urgency::None).then_some(Reason::CancelRequested);
+        Observed {
+            spec: self.spec_facts(),
+            wish: Wish {
+                stop,
+                suspend: false,
+            },
+            record: Ok(record_facts(entries)),
+            resolution: self.resolution.clone(),
+            policy: self.policy.clone(),
+            pod,
+            strays: Vec::new(),
+        }
+    }
+
+    fn pod(&self) -> Pod {
+        match (&self.running, &self.refused) {
+            (Some(_), _) if self.deleted => Pod::Absent,
+            (Some(running), _) => running.stage.borrow().pod(),
+            (None, Some((failure, at))) => Pod::Refused(failure.clone(), *at),
+            (None, None) => Pod::Absent,
+        }
+    }
+
+    fn spec_facts(&self) -> SpecFacts {
+        let spec = &self.manifests.spec;
+        SpecFacts {
+            namespace: self.key.namespace.clone(),
+            name: self.key.name.clone(),
+            uid: self.key.uid.clone(),
+            generation: None,
+            rerun: String::new(),
+            inputs: spec
+                .inputs
+                .iter()
+                .map(|input| InputFacts {
+                    name: input.name.clone(),
+                    repository: input.repository.to_string(),
+                    requested_ref: input.selector.to_string(),
+                })
+                .collect(),
+            refused: spec.runtime_class_name.as_ref().map(|class| {
+                let message = format!(
+                    "policy.runtimeClassName is {class}, and this machine has no runtime classes"
+                );
+                Failure::new(Reason::NotOnThisMachine, message)
+            }),
+            on_drift: spec.on_drift,
+            timeout: spec.agent.timeout,
+            start_timeout: START_TIMEOUT,
+            infrastructure_retries: 0,
+            ttl_after_finished: Duration::ZERO,
+        }
+    }
+
+    async fn act(&mut self, action: Action) -> Result<(), RecordError> {
+        match action {
+            Action::Create => {
+                self.append(vec![Event::RunCreated {
+                    digest: self.manifests.digest.clone(),
+                    rerun: String::new(),
+                    writer: concat!("sandboxrun ", env!("CARGO_PKG_VERSION")).to_owned(),
+                }])
+                .await
+            }
+            Action::Dispatch(attempt) => {
+                self.append(vec![Event::AttemptDispatched { attempt }])
+                    .await
+            }
+            Action::Resolve(attempt) => self.resolve(attempt).await,
+            Action::EnsurePolicy => {
+                self.policy = match sandbox::probe().await {
+                    Ok(()) => Policy::InForce,
+                    Err(error) => Policy::Impossible(error.failure(None)),
+                };
+                Ok(())
+            }
+            Action::CreatePod(attempt) => self.create_pod(attempt).await,
+            Action::Fail(attempt, failure) => {
+                self.append(vec![Event::AttemptFailed { attempt, failure }])
+                    .await
+            }
+            Action::Abandon(attempt, reason) => {
+                self.gateway
+                    .record
+                    .abandon(&self.key, attempt, reason)
+                    .await?;
+                Ok(())
+            }
+            Action::StopAgent(attempt, reason) => {
+                self.append(vec![Event::AgentStopping { attempt, reason }])
+                    .await?;
+                if let Some(running) = &self.running {
+                    running.live.stop(reason);
+                }
+                Ok(())
+            }
+            Action::RecordOutcome(attempt, reason) => self.record_unknown(attempt, reason).await,
+            Action::Finish(ending) => {
+                let run::Ending {
+                    attempt,
+                    exit_code,
+                    failure,
+                } = ending;
+                let millis = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+                self.append(vec![Event::RunEnded {
+                    attempt,
+                    exit_code,
+                    failure,
+                    millis,
+                }])
+                .await
+            }
+            Action::Terminate(..) => {
+                self.end_sandboxes().await;
+                Ok(())
+            }
+            Action::DeletePod(_) => {
+                self.end_sandboxes().await;
+                self.deleted = true;
+                Ok(())
+            }
+            Action::Collect(_, until) | Action::Wait(Some(until)) => {
+                self.changes(Some(until)).await;
+                Ok(())
+            }
+            Action::Wait(None) => {
+                self.changes(None).await;
+                Ok(())
+            }
+            Action::Done => Ok(()),
+        }
+    }
+
+    /// Pins the inputs, and shows that the lookups' connectors can be used. Ends early when the user is in a hurry.
+    async fn resolve(&mut self, attempt: Attempt) -> Result<(), RecordError> {
+        let progress = |progress: crate::inputs::Progress| {
+            self.screen.warn(
+                "waiting",
+                &format!("{}: {}", progress.input, progress.waiting_for.message),
+            );
+        };
+        let _busy = self.screen.busy("resolving the inputs");
+        let inputs = &self.gateway.inputs;
+        let resolved = tokio::select! {
+            resolved = inputs.resolve(&self.key.namespace, &self.manifests.spec, &progress) => resolved,
+            () = reaches(self.urgency.clone(), Urgency::Cancel) => return Ok(()),
+        };
+        match resolved {
+            Ok(resolved) => {
+                let events = resolved
+                    .iter()
+                    .map(|input| resolved_event(attempt, input))
+                    .collect();
+                self.resolved = resolved;
+                self.append(events).await
+            }
+            Err(failure) => {
+                self.resolution = Resolution::Failed(failure);
+                Ok(())
+            }
+        }
+    }
+
+    /// Makes ready what the sandboxes need, announces them, and starts the first.
+    async fn create_pod(&mut self, attempt: Attempt) -> Result<(), RecordError> {
+        let prepared = tokio::select! {
+            prepared = self.prepare() => prepared,
+            () = reaches(self.urgency.clone(), Urgency::Cancel) => return Ok(()),
+        };
+        let packs = match prepared {
+            Ok(packs) => packs,
+            Err(failure) => {
+                self.refused = Some((failure, Timestamp::now()));
+                return Ok(());
+            }
+        };
+        let live = Arc::new(Live::new(LiveParts {
+            key: self.key.clone(),
+            attempt,
+            spec: self.manifests.spec.clone(),
+            resolved: self.resolved.clone(),
+            packs,
+        }));
+        let pod = LocalPod {
+            dirs: self.dirs.clone(),
+            programs: self.options.standing.programs.clone(),
+            screen: self.screen.clone(),
+            ro_binds: self.options.ro_binds.clone(),
+        };
+        let made = sandbox::write_etc(&self.dirs)
+            .and_then(|()| pod.serve(&self.gateway, &live, &self.stop));
+        if let Err(error) = made {
+            let message = format!("the sandbox's files and sockets could not be made: {error}");
+            self.refused = Some((
+                Failure::new(Reason::SandboxUnavailable, message),
+                Timestamp::now(),
+            ));
+            return Ok(());
+        }
+        self.append(vec![Event::PodCreating {
+            attempt,
+            pod: format!("{}-{attempt}", self.key.uid),
+        }])
+        .await?;
+        let (seen, kill) = (live.watch(), CancellationToken::new());
+        let stage = pod.start(self.gateway.clone(), Arc::clone(&live), kill.clone());
+        self.running = Some(Running {
+            live,
+            seen,
+            stage,
+            kill,
+        });
+        Ok(())
+    }
+
+    async fn prepare(&self) -> Result<Vec<PackLease>, Failure> {
+        let _busy = self.screen.busy("fetching the inputs");
+        let (inputs, namespace) = (&self.gateway.inputs, &self.key.namespace);
+        for lookup in &self.manifests.spec.lookups {
+            inputs
+                .credential(namespace, &lookup.connector, ConnectorUse::Lookups)
+                .await?;
+        }
+        futures::future::try_join_all(
+            self.resolved
+                .iter()
+                .map(|input| inputs.pack(namespace, input)),
+        )
+        .await
+    }
+
+    /// What nobody could read is unknown, and said to be.
+    async fn record_unknown(
+        &self,
+        attempt: Attempt,
+        reason: UnknownReason,
+    ) -> Result<(), RecordError> {
+        let message = match reason {
+            UnknownReason::AgentMayRun => "the agent may still have been alive",
+            UnknownReason::CollectorFailed
+            | UnknownReason::Unreadable
+            | UnknownReason::Budget
+            | UnknownReason::NoBaseline => "what the agent left was not read",
+        };
+        let drift = |name| InputOutcome {
+            name,
+            drift: Drift::Unknown {
+                reason,
+                message: message.to_owned(),
+            },
+        };
+        let mut events: Vec<Event> = self
+            .resolved
+            .iter()
+            .map(|input| Event::Drift {
+                attempt,
+                outcome: drift(input.name.clone()),
+            })
+            .collect();
+        events.push(Event::Output {
+            attempt,
+            sha256: None,
+            bytes: 0,
+            text: None,
+            failure: None,
+        });
+        self.append(events).await
+    }
+
+    /// Waits until something is new, or until this time.
+    async fn changes(&mut self, until: Option<Timestamp>) {
+        let timeout = async {
+            match until {
+                Some(until) => {
+                    let left = Timestamp::now().duration_until(until);
+                    tokio::time::sleep(left.try_into().unwrap_or(Duration::ZERO)).await;
+                }
+                None => std::future::pending().await,
+            }
+        };
+        let running = async {
+            match &mut self.running {
+                Some(Running { stage, seen, .. }) => {
+                    tokio::select! {
+                        Ok(()) = stage.changed() => {}
+                        Ok(()) = seen.changed() => {}
+                        else => std::future::pending().await,
+                    }
+                }
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = timeout => {}
+            () = running => {}
+            _ = self.urgency.changed() => {}
+        }
+    }
+
+    async fn end_sandboxes(&mut self) {
+        if let Some(running) = &mut self.running {
+            running.kill.cancel();
+            // It ends by being killed, so this does not last; a closed channel is as good.
+            let _closed = running.stage.wait_for(Stage::is_over).await;
+        }
+    }
+
+    async fn append(&self, events: Vec<Event>) -> Result<(), RecordError> {
+        self.gateway
+            .record
+            .append_all(&self.key, events)
+            .await
+            .map(drop)
+    }
+
+    /// What is left to do when the last word is written: the workspace.
+    async fn end(&mut self, seen: &Observed, entries: Vec<Entry>) -> Option<Ended> {
+        let end = seen.record.as_ref().ok()?.ended.clone()?;
+        let kept = self.keep().await;
+        Some(Ended {
+            key: self.key.clone(),
+            status: run::status(seen),
+            entries,
+            end,
+            kept,
+        })
+    }
+
+    /// Makes the workspace safe for its owner. Where that fails, it is not kept.
+    async fn keep(&self) -> Option<PathBuf> {
+        let running = self.running.as_ref().filter(|_| !self.options.discard)?;
+        let (dirs, live) = (self.dirs.clone(), Arc::clone(&running.live));
+        let kept = tokio::task::spawn_blocking(move || {
+            let aside = keep::replace_git_dirs(&dirs, &live.plan(), live.packs())?;
+            dirs.remove_inner();
+            Ok::<_, std::io::Error>(aside)
+        });
+        match kept.await.map_err(std::io::Error::other).flatten() {
+            Ok(_) => Some(self.dirs.root().to_owned()),
+            Err(error) => {
+                self.screen.warn(
+                    "workspace",
+                    &format!("it could not be made safe to keep, so it is removed: {error}"),
+                );
+                None
+            }
+        }
+    }
+}
+
+/// A random uid, as the API server makes them.
+fn fresh_uid() -> Result<RunUid, NameError> {
+    uuid::Uuid::new_v4().to_string().parse()
+}
+
+/// The facts of a chain.
+fn record_facts(entries: &[Entry]) -> RecordFacts {
+    let events: Vec<_> = entries
+        .iter()
+        .filter_map(|entry| Some((entry.at.parse().ok()?, entry.event()?)))
+        .collect();
+    RecordFacts::of(events.iter().map(|(at, event)| (*at, event)))
+}
+
+fn resolved_event(attempt: Attempt, input: &ResolvedInput) -> Event {
+    Event::InputResolved {
+        attempt,
+        input: input.name.clone(),
+        repository: input.repository.to_string(),
+        requested_ref: input.requested.to_string(),
+        resolved_ref: input.resolved_ref.clone(),
+        commit: input.commit.clone(),
+        tag_object: input.tag_object.clone(),
+        object_format: input.object_format,
+        connector: input.connector.clone(),
+        credential_proof: format!("{:?}", input.proof),
+    }
+}
