@@ -114,7 +114,7 @@ pub async fn run(
     abandoned::close(&record, &state, screen)
         .await
         .map_err(LocalError::Record)?;
-    state.prune();
+    state.prune().map_err(LocalError::State)?;
     let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
     let urgency = signals(&tracker, &stop).map_err(LocalError::Process)?;
     let canaries = Canaries::listen(&tracker, &stop)
@@ -610,6 +610,7 @@ impl<'a> Shell<'a> {
         let kept = tokio::task::spawn_blocking(move || {
             let aside = keep::replace_git_dirs(&dirs, &live.plan(), live.packs())?;
             dirs.remove_inner();
+            dirs.mark_kept().map_err(std::io::Error::other)?;
             Ok::<_, std::io::Error>(aside)
         });
         match kept.await.map_err(std::io::Error::other).flatten() {

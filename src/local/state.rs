@@ -18,6 +18,11 @@ use crate::api::{Fault, Reason, RunUid};
 /// Ended runs whose workspace is kept; older ones are removed by the next run.
 const KEPT_RUNS: usize = 20;
 
+/// Held while the program that watches a run lives.
+const LOCK: &str = "lock";
+/// There once the workspace is safe for its owner.
+const KEPT: &str = "kept";
+
 /// The state directory of local runs.
 #[derive(Debug, Clone)]
 pub struct State(PathBuf);
@@ -66,11 +71,8 @@ impl State {
 
     /// Makes the directories of a new run and takes its lock.
     pub(super) fn make_run(&self, uid: &RunUid) -> Result<(RunPaths, RunLock), StateError> {
+        let _alone = self.alone()?;
         let root = self.runs().join(uid.as_str());
-        let failed = |path: &Path| {
-            let path = path.to_owned();
-            move |source| StateError { path, source }
-        };
         for part in [
             "workspace",
             "sandbox/context",
@@ -79,25 +81,18 @@ impl State {
             "run",
             "etc",
         ] {
-            let path = root.join(part);
-            fs::DirBuilder::new()
-                .recursive(true)
-                .mode(0o700)
-                .create(&path)
-                .map_err(failed(&path))?;
+            make_dir(&root.join(part))?;
         }
-        let path = root.join("lock");
+        let path = root.join(LOCK);
         let lock = File::create(&path).map_err(failed(&path))?;
-        flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|errno| StateError {
-            path,
-            source: errno.into(),
-        })?;
+        flock(&lock, FlockOperation::NonBlockingLockExclusive)
+            .map_err(|errno| failed(&path)(errno.into()))?;
         Ok((RunPaths(root), RunLock(lock)))
     }
 
     /// Whether the program that watches this run still lives.
     pub(super) fn is_watched(&self, uid: &RunUid) -> bool {
-        File::open(self.runs().join(uid.as_str()).join("lock"))
+        File::open(self.runs().join(uid.as_str()).join(LOCK))
             .is_ok_and(|lock| flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err())
     }
 
@@ -106,29 +101,37 @@ impl State {
         remove_tree(&self.runs().join(uid.as_str()))
     }
 
-    /// Removes the directories of runs that nobody watches and that are not to be kept: all but the newest.
-    pub(super) fn prune(&self) {
-        let Ok(entries) = fs::read_dir(self.runs()) else {
-            return;
-        };
-        let mut all: Vec<_> = entries
+    /// Removes what is not to be kept: the older workspaces, and whatever a program left that was killed before it had
+    /// made a workspace safe.
+    pub(super) fn prune(&self) -> Result<(), StateError> {
+        let _alone = self.alone()?;
+        let entries = fs::read_dir(self.runs()).map_err(failed(&self.runs()))?;
+        let mut kept: Vec<_> = entries
             .filter_map(|entry| {
                 let entry = entry.ok()?;
                 let made = entry.metadata().ok()?.modified().ok()?;
                 Some((made, entry.file_name().to_str()?.parse::<RunUid>().ok()?))
             })
-            .collect();
-        all.sort();
-        let surplus = all.len().saturating_sub(KEPT_RUNS);
-        for (_, uid) in all
-            .into_iter()
-            .take(surplus)
             .filter(|(_, uid)| !self.is_watched(uid))
-        {
-            if let Err(error) = self.remove_run(&uid) {
-                tracing::warn!(%error, "an old workspace could not be removed");
-            }
-        }
+            .collect();
+        kept.sort();
+        let (safe, unsafe_): (Vec<_>, Vec<_>) = kept
+            .into_iter()
+            .partition(|(_, uid)| self.runs().join(uid.as_str()).join(KEPT).exists());
+        let surplus = safe.len().saturating_sub(KEPT_RUNS);
+        unsafe_
+            .iter()
+            .chain(safe.iter().take(surplus))
+            .try_for_each(|(_, uid)| self.remove_run(uid))
+    }
+
+    /// Held while directories of runs are made or removed, so that one program does not remove what another is making.
+    fn alone(&self) -> Result<RunLock, StateError> {
+        make_dir(&self.runs())?;
+        let runs = File::open(self.runs()).map_err(failed(&self.runs()))?;
+        flock(&runs, FlockOperation::LockExclusive)
+            .map_err(|errno| failed(&self.runs())(errno.into()))?;
+        Ok(RunLock(runs))
     }
 
     fn runs(&self) -> PathBuf {
@@ -172,6 +175,12 @@ impl RunPaths {
         self.0.join("agent.log")
     }
 
+    /// Says that the workspace is safe for its owner.
+    pub(super) fn mark_kept(&self) -> Result<(), StateError> {
+        let path = self.0.join(KEPT);
+        File::create(&path).map(drop).map_err(failed(&path))
+    }
+
     /// What only the run itself needed: all but the workspace, the output and the log.
     pub(super) fn remove_inner(&self) {
         for part in ["baseline", "run", "etc"] {
@@ -180,6 +189,19 @@ impl RunPaths {
             }
         }
     }
+}
+
+fn make_dir(path: &Path) -> Result<(), StateError> {
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .map_err(failed(path))
+}
+
+fn failed(path: &Path) -> impl FnOnce(io::Error) -> StateError {
+    let path = path.to_owned();
+    move |source| StateError { path, source }
 }
 
 /// Removes a tree. Directories that an agent made unreadable are opened first; no link is followed.
