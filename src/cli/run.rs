@@ -377,11 +377,12 @@ fn gather(documents: Vec<(String, Document)>) -> Result<Loaded, RunError> {
             "the manifests hold {count} SandboxRuns: give exactly one"
         ))
     })?;
-    let name = run.metadata.name.as_deref().or(run
+    let generated = run
         .metadata
         .generate_name
         .as_deref()
-        .map(|n| n.trim_end_matches('-')));
+        .map(|name| name.trim_end_matches('-'));
+    let name = run.metadata.name.as_deref().or(generated);
     let name: RunName = name
         .unwrap_or_default()
         .parse()

@@ -52,36 +52,8 @@ pub(super) fn text(ended: &Ended, screen: &Screen) -> String {
         .filter_map(crate::audit::Entry::event)
         .collect();
     for event in &events {
-        match event {
-            Event::InputResolved {
-                input,
-                requested_ref,
-                commit,
-                ..
-            } => {
-                line("input", &format!("{input}: {requested_ref} is {commit}"));
-            }
-            Event::Drift { outcome, .. } => line(
-                "drift",
-                &format!("{}: {}", outcome.name, drift(&outcome.drift)),
-            ),
-            Event::Output {
-                sha256: Some(sha256),
-                bytes,
-                failure,
-                ..
-            } => {
-                let fits = if failure.is_some() {
-                    "does not count"
-                } else {
-                    "counts"
-                };
-                line(
-                    "output",
-                    &format!("{bytes} bytes, sha256 {sha256}; it {fits}"),
-                );
-            }
-            _ => {}
+        if let Some((name, text)) = result(event) {
+            line(name, &text);
         }
     }
     if let Some(calls) = calls(&events) {
@@ -105,6 +77,43 @@ pub(super) fn text(ended: &Ended, screen: &Screen) -> String {
         );
     }
     all
+}
+
+/// What an event means for the result: inputs, drift and output; nothing for the others.
+fn result(event: &Event) -> Option<(&'static str, String)> {
+    if let Event::InputResolved {
+        input,
+        requested_ref,
+        commit,
+        ..
+    } = event
+    {
+        return Some(("input", format!("{input}: {requested_ref} is {commit}")));
+    }
+    if let Event::Drift { outcome, .. } = event {
+        return Some((
+            "drift",
+            format!("{}: {}", outcome.name, drift(&outcome.drift)),
+        ));
+    }
+    if let Event::Output {
+        sha256: Some(sha256),
+        bytes,
+        failure,
+        ..
+    } = event
+    {
+        let fits = if failure.is_some() {
+            "does not count"
+        } else {
+            "counts"
+        };
+        return Some((
+            "output",
+            format!("{bytes} bytes, sha256 {sha256}; it {fits}"),
+        ));
+    }
+    None
 }
 
 fn drift(drift: &Drift) -> String {

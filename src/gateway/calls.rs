@@ -160,11 +160,12 @@ impl Drop for OpenCall {
         if !self.open {
             return;
         }
-        let decision = match &self.call.decision {
-            Decision::Begun => Decision::Failed {
+        let decision = if self.call.decision == Decision::Begun {
+            Decision::Failed {
                 reason: Reason::UpstreamUnreachable,
-            },
-            decided => decided.clone(),
+            }
+        } else {
+            self.call.decision.clone()
         };
         let done = self.done(self.call.status, decision);
         let (record, key) = (
@@ -189,6 +190,11 @@ impl Counter {
     /// Counts bytes that went to the agent.
     pub(super) fn add(&self, bytes: usize) {
         self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// The same count, for a copy that runs beside this.
+    pub(super) fn bytes(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.bytes)
     }
 
     /// The answer broke off for this reason.

@@ -211,7 +211,7 @@ impl Live {
         while usage
             .recent
             .front()
-            .is_some_and(|at| now.duration_since(*at) >= Duration::from_secs(60))
+            .is_some_and(|at| now.duration_since(*at) >= Duration::from_mins(1))
         {
             usage.recent.pop_front();
         }

@@ -129,15 +129,15 @@ pub(super) async fn call(request: PodRequest, caller: Caller) -> Answer {
         .unwrap_or_default();
     let url = format!("{}{clean}{query}", connector.origin);
     match send(&caller, &credential, lookup, url, parts, body).await {
-        Ok(answer) => match refused_upstream(&answer) {
-            Some((reason, detail)) => Err(call.fail(502, reason, &detail).await),
-            None => {
-                let (live, lookup) = (caller.live.clone(), lookup.clone());
-                Ok(counted(answer, call, move |bytes| {
-                    live.count_bytes(&lookup, bytes)
-                }))
+        Ok(answer) => {
+            if let Some((reason, detail)) = refused_upstream(&answer) {
+                return Err(call.fail(502, reason, &detail).await);
             }
-        },
+            let (live, lookup) = (caller.live.clone(), lookup.clone());
+            Ok(counted(answer, call, move |bytes| {
+                live.count_bytes(&lookup, bytes)
+            }))
+        }
         Err((status, reason, detail)) => Err(call.fail(status, reason, &detail).await),
     }
 }

@@ -5,6 +5,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -23,6 +24,8 @@ use crate::audit::Via;
 const CONNECT: Duration = Duration::from_secs(10);
 /// A client hello is smaller than this; more is no client hello.
 const HELLO_BYTES: usize = 64 * 1024;
+/// What is copied at once.
+const CHUNK_BYTES: usize = 16 * 1024;
 /// First byte of a TLS handshake record.
 const TLS_HANDSHAKE: u8 = 0x16;
 
@@ -47,7 +50,8 @@ pub(super) async fn connect(request: PodRequest, caller: Caller) -> Answer {
         Err((status, reason, detail)) => return Err(call.fail(status, reason, &detail).await),
     };
     let counter = call.answered(200);
-    caller.gateway.tracker.spawn(async move {
+    // Not longer than the run: the other side of a tunnel may stay silent for ever.
+    caller.spawn(async move {
         match hyper::upgrade::on(request).await {
             Ok(agent) => tunnel(TokioIo::new(agent), upstream, &host, counter).await,
             Err(error) => tracing::debug!(%error, "a tunnel was not taken up"),
@@ -106,7 +110,7 @@ async fn send(
                 .await);
         }
     };
-    caller.gateway.tracker.spawn(async move {
+    caller.spawn(async move {
         if let Err(error) = connection.await {
             tracing::debug!(%error, "a plain connection ended early");
         }
@@ -198,9 +202,10 @@ async fn dial(caller: &Caller, host: &str, port: u16) -> Result<TcpStream, (u16,
         .await
         .map_err(|error| {
             let failure = error.failure(None);
-            match failure.reason() {
-                Reason::AddressRefused => (403, Reason::DestinationRefused, failure.message),
-                _ => (502, Reason::UpstreamUnreachable, failure.message),
+            if failure.reason() == Reason::AddressRefused {
+                (403, Reason::DestinationRefused, failure.message)
+            } else {
+                (502, Reason::UpstreamUnreachable, failure.message)
             }
         })?;
     let mut last = "it has no address".to_owned();
@@ -233,17 +238,27 @@ async fn tunnel(
         tokio::io::copy(&mut from_agent, &mut to_upstream).await?;
         to_upstream.shutdown().await
     };
+    let passed = counter.bytes();
     let down = async {
-        let copied = tokio::io::copy(&mut from_upstream, &mut to_agent).await?;
-        to_agent.shutdown().await?;
-        Ok::<u64, io::Error>(copied)
-    };
-    match tokio::try_join!(up, down) {
-        Ok(((), bytes)) => counter.add(usize::try_from(bytes).unwrap_or(usize::MAX)),
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            counter.broke_off(Reason::NoRuleAllows)
+        let mut chunk = vec![0; CHUNK_BYTES];
+        loop {
+            let length = from_upstream.read(&mut chunk).await?;
+            if length == 0 {
+                return to_agent.shutdown().await;
+            }
+            to_agent
+                .write_all(chunk.get(..length).unwrap_or_default())
+                .await?;
+            passed.fetch_add(length as u64, Ordering::Relaxed);
         }
-        Err(_) => counter.broke_off(Reason::UpstreamUnreachable),
+    };
+    if let Err(error) = tokio::try_join!(up, down) {
+        let ours = error.kind() == io::ErrorKind::PermissionDenied;
+        counter.broke_off(if ours {
+            Reason::NoRuleAllows
+        } else {
+            Reason::UpstreamUnreachable
+        });
     }
 }
 

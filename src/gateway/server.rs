@@ -50,6 +50,16 @@ pub enum Role {
 pub(super) struct Caller {
     pub(super) gateway: Gateway,
     pub(super) live: Arc<Live>,
+    stop: CancellationToken,
+}
+
+impl Caller {
+    /// Does something beside the answer, until the run is no longer served.
+    pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.gateway
+            .tracker
+            .spawn(self.stop.clone().run_until_cancelled_owned(task));
+    }
 }
 
 /// A request as it comes in, and every answer. A refusal is an answer too, so handlers return it as their error.
@@ -69,6 +79,7 @@ impl Gateway {
         let caller = Caller {
             gateway: self.clone(),
             live,
+            stop: stop.clone(),
         };
         let tracker = self.tracker.clone();
         self.tracker.spawn(async move {

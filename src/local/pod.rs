@@ -275,7 +275,7 @@ async fn words(stderr: Option<ChildStderr>) -> String {
     let mut words = Vec::new();
     let read = (&mut stderr).take(SAID_BYTES).read_to_end(&mut words).await;
     let rest = tokio::io::copy(&mut stderr, &mut tokio::io::sink()).await;
-    if let Err(error) = read.and(rest.map(|_| 0)) {
+    if let Some(error) = read.err().or_else(|| rest.err()) {
         tracing::debug!(%error, "a program's words could not be read");
     }
     crate::api::safe_text(words.trim_ascii())

@@ -34,7 +34,7 @@ use crate::run::{
 };
 
 /// From the wish for a pod to the start grant: fetching what the mirror does not have is part of it.
-const START_TIMEOUT: Duration = Duration::from_secs(30 * 60);
+const START_TIMEOUT: Duration = Duration::from_mins(30);
 
 /// What the command line says about a local run.
 #[derive(Debug, Clone)]

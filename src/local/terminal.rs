@@ -7,7 +7,7 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// A longer line of an agent is broken: memory for one line is bounded.
-pub const LINE_BYTES: usize = 16 * 1024;
+pub(super) const LINE_BYTES: usize = 16 * 1024;
 
 /// Text of an agent or a forge for a terminal: one line's worth of what can be seen. Of control sequences only colour
 /// (SGR) stays, and that only if `colour`; tabs stay.
@@ -80,6 +80,10 @@ impl vte::Perform for Visible {
 #[derive(Clone)]
 pub struct Screen(Arc<Inner>);
 
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "four choices of the command line, each of its own"
+)]
 struct Inner {
     colour: bool,
     bars: bool,
