@@ -4,6 +4,7 @@
 //! is refused; what has no meaning here is said.
 
 mod abandoned;
+mod begin;
 mod keep;
 mod pod;
 pub mod privileges;
@@ -14,7 +15,7 @@ mod state;
 mod terminal;
 mod watch;
 
-pub use shell::{Ended, LocalError, Options, run};
+pub use begin::{Ended, LocalError, Options, run};
 pub use sources::Manifests;
 pub use state::{State, StateError};
 pub use terminal::{Screen, terminal_text};

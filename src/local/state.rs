@@ -253,7 +253,11 @@ mod tests {
         fs::create_dir_all(&inner).unwrap();
         fs::write(inner.join("file"), "x").unwrap();
         fs::set_permissions(&inner, fs::Permissions::from_mode(0o000)).unwrap();
-        fs::set_permissions(temp.path().join("tree/a"), fs::Permissions::from_mode(0o000)).unwrap();
+        fs::set_permissions(
+            temp.path().join("tree/a"),
+            fs::Permissions::from_mode(0o000),
+        )
+        .unwrap();
         remove_tree(&temp.path().join("tree")).unwrap();
         assert!(!temp.path().join("tree").exists());
     }
