@@ -26,7 +26,7 @@ use run_simulation::world::{Rules, World};
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: 300,
+        cases: std::env::var("SIMULATION_CASES").map_or(300, |n| n.parse().unwrap()),
         failure_persistence: None, // the seed is in the message, and a good one becomes a row below
         ..ProptestConfig::default()
     })]

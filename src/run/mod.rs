@@ -8,6 +8,8 @@ mod conclude;
 mod plan;
 mod seen;
 mod status;
+#[cfg(test)]
+mod tests;
 
 pub use conclude::{Ending, conclude};
 pub use plan::{Action, limits, plan};

@@ -427,7 +427,7 @@ fn inputs_resolved(seen: &Observed, record: &RecordFacts, attempt: Option<&Attem
         return undecided(record, "NotBegun");
     };
     if attempt.inputs.len() >= seen.spec.inputs.len() {
-        let message = format!("{} inputs are pinned", attempt.inputs.len());
+        let message = format!("pinned inputs: {}", attempt.inputs.len());
         let at = attempt.resolved_at.unwrap_or(attempt.dispatched_at);
         return Draft::new(True, "Resolved", message, Some(at));
     }
@@ -464,7 +464,7 @@ fn workspace_ready(record: &RecordFacts, attempt: Option<&AttemptFacts>) -> Draf
             ..
         }) => {
             let files: u64 = inputs.iter().map(|input| input.files).sum();
-            let message = format!("{} inputs, {files} files", inputs.len());
+            let message = format!("inputs: {}, files: {files}", inputs.len());
             Draft::new(True, "Provisioned", message, Some(*at))
         }
         Some(AttemptFacts {
@@ -631,20 +631,24 @@ fn cut(status: &mut SandboxRunStatus, paths: usize, text: usize) {
     status.truncated = truncated;
 }
 
+/// Cuts a text to so many bytes of JSON, the mark included.
 fn cut_text(value: &mut String, most: usize) -> bool {
-    let json = |text: &str| serde_json::to_string(text).map_or(0, |t| t.len());
-    if json(value) <= most {
-        return false;
-    }
-    let mut kept = String::new();
-    for c in value.chars() {
-        kept.push(c);
-        if json(&kept) + '…'.len_utf8() > most {
-            kept.pop();
-            break;
+    let escaped = |c: char| match c {
+        '"' | '\\' | '\n' | '\r' | '\t' | '\u{8}' | '\u{c}' => 2,
+        c if c < ' ' => 6,
+        c => c.len_utf8(),
+    };
+    let room = most.saturating_sub('…'.len_utf8());
+    let (mut used, mut fits) = (0, 0);
+    for (at, c) in value.char_indices() {
+        used += escaped(c);
+        if used <= room {
+            fits = at + c.len_utf8();
+        } else if used > most {
+            value.truncate(fits);
+            value.push('…');
+            return true;
         }
     }
-    kept.push('…');
-    *value = kept;
-    true
+    false
 }

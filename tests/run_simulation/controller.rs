@@ -283,6 +283,13 @@ impl Controller {
                 "the name of the pod of attempt {attempt} was used twice"
             ));
         }
+        let announced =
+            world.has(|e| matches!(e, Event::PodCreating { attempt: of, .. } if *of == attempt));
+        if !announced {
+            world.broke(format!(
+                "a pod for attempt {attempt} that the record does not announce"
+            ));
+        }
         world.made.push(attempt);
         world.cluster.pods.insert(attempt, PodModel::new());
         world.say(|| format!("pod {attempt} is made"));
