@@ -7,6 +7,6 @@ use sandboxrun::cli::Cli;
 
 fn main() -> ExitCode {
     // Fails only if there is one already, and then it is this one.
-    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    let _already = rustls::crypto::aws_lc_rs::default_provider().install_default();
     Cli::parse().run()
 }

@@ -342,6 +342,7 @@ reasons! {
 
     NoRuleAllows: BrokerDenied, Permanent, "add the call to spec.lookups or spec.egress";
     NotThroughRelay: BrokerDenied, Permanent, "the relay offers lookups, git fetch and the proxy, and nothing else";
+    IdentityUnknown: BrokerDenied, Permanent, "the token must be that of the pod of the run's current attempt";
     PushRefused: BrokerDenied, Permanent, "leave changes in the workspace: an agent cannot push";
     DestinationRefused: BrokerDenied, Permanent, "the host leads to a private or reserved address: the administrator can allow it";
     CallLimit: BrokerLimitReached, Permanent, "raise limits.calls of the lookup";

@@ -21,6 +21,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{Attempt, CommitId, Failure, Fault as _, InputName, Reason, RefName, RunUid};
 
+/// The header in which a pod's own containers show their token, over TLS. Not `Authorization`: that is the agent's.
+pub const TOKEN_HEADER: &str = "x-sandboxrun-token";
+
 /// What provision puts into the workspace.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

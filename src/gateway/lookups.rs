@@ -17,6 +17,7 @@ use hyper::body::{Body as _, Incoming};
 
 use super::calls::{self, Counter, OpenCall};
 use super::server::{Answer, Caller, PodRequest};
+use crate::api::wire::TOKEN_HEADER;
 use crate::api::{ConnectorUse, Failure, Fault as _, Lookup, ParsedConnector, PathPattern, Reason};
 use crate::audit::Via;
 use crate::inputs::Credential;
@@ -31,7 +32,8 @@ const HOP_BY_HOP: [HeaderName; 6] = [
     header::EXPECT,
 ];
 /// What an agent may not say to a server that trusts our credential: who it is, for whom, or another method.
-const DROPPED: [&str; 10] = [
+const DROPPED: [&str; 11] = [
+    TOKEN_HEADER,
     "authorization",
     "cookie",
     "host",

@@ -14,7 +14,9 @@ mod output;
 mod pod_api;
 mod proxy;
 mod server;
+mod tls;
 
 pub use canary::{Canaries, CanaryError};
 pub use live::{Live, LiveParts, Seen};
 pub use server::{Gateway, Role};
+pub use tls::Identity;

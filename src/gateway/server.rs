@@ -1,14 +1,17 @@
 //! Accepts connections and leads each request to its handler.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
-use hyper::service::service_fn;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -23,6 +26,9 @@ use crate::inputs::Inputs;
 /// A peer that has not sent its request's head by then is dropped.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Connections of one socket that are open at once; more wait. An agent that opens thousands waits for itself.
+const CONNECTIONS: usize = 256;
+
 /// What all runs share.
 #[derive(Clone)]
 pub struct Gateway {
@@ -36,13 +42,21 @@ pub struct Gateway {
     pub tracker: TaskTracker,
 }
 
-/// Who is at the other end of a connection, known by the socket that it came through.
+/// Who is at the other end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// Our own provision or collect.
+    /// Our own provision or collect, by the socket that it came through.
     Pod,
-    /// Relay and exec of the agent's sandbox: the agent's own requests come through here.
+    /// Relay and exec of the agent's sandbox, by the socket: the agent's own requests come through here.
     Agent,
+    /// The broker of a pod, by its token: it speaks for all of them, and lets an agent say only what the relay offers.
+    Broker,
+}
+
+impl Role {
+    fn speaks_for(self, role: Self) -> bool {
+        self == role || self == Self::Broker
+    }
 }
 
 /// One request's surroundings.
@@ -54,6 +68,15 @@ pub(super) struct Caller {
 }
 
 impl Caller {
+    /// What a request to this run needs.
+    pub(super) fn new(gateway: Gateway, live: Arc<Live>, stop: CancellationToken) -> Self {
+        Self {
+            gateway,
+            live,
+            stop,
+        }
+    }
+
     /// Does something beside the answer, until the run is no longer served.
     pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.gateway
@@ -76,26 +99,27 @@ impl Gateway {
         live: Arc<Live>,
         stop: CancellationToken,
     ) {
-        let caller = Caller {
-            gateway: self.clone(),
-            live,
-            stop: stop.clone(),
-        };
+        let caller = Caller::new(self.clone(), live, stop.clone());
         let tracker = self.tracker.clone();
-        self.tracker.spawn(async move {
-            while let Some(accepted) = stop.run_until_cancelled(listener.accept()).await {
-                match accepted {
-                    Ok((stream, _)) => {
-                        let one = connection(stream, role, caller.clone());
-                        tracker.spawn(stop.clone().run_until_cancelled_owned(one));
-                    }
-                    Err(error) => {
-                        tracing::warn!(%error, "a connection could not be accepted");
-                        tokio::time::sleep(Duration::from_millis(50)).await;
+        let places = Arc::new(Semaphore::new(CONNECTIONS));
+        self.tracker
+            .spawn(stop.clone().run_until_cancelled_owned(async move {
+                while let Ok(place) = Arc::clone(&places).acquire_owned().await {
+                    match listener.accept().await {
+                        Ok((stream, _)) => {
+                            let one = connection(stream, role, caller.clone());
+                            tracker.spawn(stop.clone().run_until_cancelled_owned(async move {
+                                one.await;
+                                drop(place);
+                            }));
+                        }
+                        Err(error) => {
+                            tracing::warn!(%error, "a connection could not be accepted");
+                            tokio::time::sleep(Duration::from_millis(50)).await;
+                        }
                     }
                 }
-            }
-        });
+            }));
     }
 }
 
@@ -104,9 +128,20 @@ async fn connection(stream: UnixStream, role: Role, caller: Caller) {
         let caller = caller.clone();
         async move {
             let answer = lead(request, role, caller).await;
-            Ok::<_, std::convert::Infallible>(answer.unwrap_or_else(|refusal| refusal))
+            Ok::<_, Infallible>(answer.unwrap_or_else(|refusal| refusal))
         }
     });
+    serve_connection(stream, service).await;
+}
+
+/// HTTP/1.1 on one connection, to its end.
+pub(super) async fn serve_connection<S, F>(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    service: S,
+) where
+    S: Service<PodRequest, Response = Response<Body>, Error = Infallible, Future = F>,
+    F: Future<Output = Result<Response<Body>, Infallible>> + Send + 'static,
+{
     let served = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
@@ -119,35 +154,34 @@ async fn connection(stream: UnixStream, role: Role, caller: Caller) {
 }
 
 /// Leads a request to its handler. What a role may not ask is refused like what does not exist.
-async fn lead(request: PodRequest, role: Role, caller: Caller) -> Answer {
-    if role == Role::Agent {
-        if request.method() == Method::CONNECT {
-            return proxy::connect(request, caller).await;
-        }
-        if request.uri().scheme().is_some() {
-            return proxy::forward(request, caller).await;
-        }
+pub(super) async fn lead(request: PodRequest, role: Role, caller: Caller) -> Answer {
+    let (pod, agent) = (role.speaks_for(Role::Pod), role.speaks_for(Role::Agent));
+    if agent && request.method() == Method::CONNECT {
+        return proxy::connect(request, caller).await;
+    }
+    if agent && request.uri().scheme().is_some() {
+        return proxy::forward(request, caller).await;
     }
     let path = request.uri().path().to_owned();
     let parts: Vec<&str> = path.trim_start_matches('/').splitn(3, '/').collect();
-    match (role, request.method().as_str(), parts.as_slice()) {
-        (Role::Pod, "GET", ["v1", "plan"]) => Ok(pod_api::plan(&caller)),
-        (Role::Pod, "GET", ["v1", "packs", rest]) => pod_api::pack(rest, request, &caller).await,
-        (Role::Pod, "POST", ["v1", "provisioned"]) => pod_api::provisioned(request, &caller).await,
-        (Role::Pod, "POST", ["v1", "outcome"]) => pod_api::outcome(request, &caller).await,
-        (Role::Agent, "GET", ["v1", "proof"]) => agent_api::proof_plan(&caller).await,
-        (Role::Agent, "POST", ["v1", "proof"]) => agent_api::proof(request, &caller).await,
-        (Role::Agent, "POST", ["v1", "grant"]) => agent_api::grant(request, &caller).await,
-        (Role::Agent, "POST", ["v1", "ended"]) => agent_api::ended(request, &caller).await,
-        (Role::Agent, _, ["lookups", ..]) => lookups::call(request, caller).await,
-        (Role::Agent, _, ["git", ..]) => git_relay::call(request, caller).await,
-        (Role::Agent, ..) => {
+    match (request.method().as_str(), parts.as_slice()) {
+        ("GET", ["v1", "plan"]) if pod => Ok(pod_api::plan(&caller)),
+        ("GET", ["v1", "packs", rest]) if pod => pod_api::pack(rest, request, &caller).await,
+        ("POST", ["v1", "provisioned"]) if pod => pod_api::provisioned(request, &caller).await,
+        ("POST", ["v1", "outcome"]) if pod => pod_api::outcome(request, &caller).await,
+        ("GET", ["v1", "proof"]) if agent => agent_api::proof_plan(&caller).await,
+        ("POST", ["v1", "proof"]) if agent => agent_api::proof(request, &caller).await,
+        ("POST", ["v1", "grant"]) if agent => agent_api::grant(request, &caller).await,
+        ("POST", ["v1", "ended"]) if agent => agent_api::ended(request, &caller).await,
+        (_, ["lookups", ..]) if agent => lookups::call(request, caller).await,
+        (_, ["git", ..]) if agent => git_relay::call(request, caller).await,
+        _ if agent => {
             let call = calls::open(&caller, Via::Other, request.method(), &path, None);
             Err(call
                 .refuse(404, Reason::NotThroughRelay, "no such call", "")
                 .await)
         }
-        (Role::Pod, ..) => Err(refusal(&Problem::new(
+        _ => Err(refusal(&Problem::new(
             404,
             Reason::NotThroughRelay,
             "no such call",
