@@ -231,6 +231,15 @@ impl Live {
         Ok(())
     }
 
+    /// Whether an answer of so many bytes stays below the lookup's limit.
+    pub(super) fn has_room(&self, lookup: &Lookup, bytes: u64) -> bool {
+        let usage = self.usage.lock().unwrap_or_else(PoisonError::into_inner);
+        let used = usage.get(&lookup.name).map_or(0, |usage| usage.bytes);
+        lookup
+            .max_bytes
+            .is_none_or(|max| used.saturating_add(bytes) <= max)
+    }
+
     /// Counts bytes of a lookup's answer; false when the limit is passed.
     pub(super) fn count_bytes(&self, lookup: &Lookup, bytes: u64) -> bool {
         let mut usage = self.usage.lock().unwrap_or_else(PoisonError::into_inner);

@@ -136,6 +136,14 @@ pub(super) async fn call(request: PodRequest, caller: Caller) -> Answer {
                 return Err(call.fail(502, reason, &detail).await);
             }
             let (live, lookup) = (caller.live.clone(), lookup.clone());
+            if answer
+                .content_length()
+                .is_some_and(|bytes| !live.has_room(&lookup, bytes))
+            {
+                return Err(call
+                    .fail(429, Reason::ByteLimit, Reason::ByteLimit.hint())
+                    .await);
+            }
             Ok(counted(answer, call, move |bytes| {
                 live.count_bytes(&lookup, bytes)
             }))
