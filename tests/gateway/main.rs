@@ -158,15 +158,17 @@ async fn limits_are_kept_and_say_which() {
 }
 
 #[rstest]
-#[case::length_told("/bytes/5000000", true)]
-#[case::endless("/endless", false)]
+#[case::length_told("/rest/api/2/issue/A-1", 100, true)]
+#[case::streamed("/bytes/5000000", 1_000_000, false)]
+#[case::endless("/endless", 1_000_000, false)]
 #[tokio::test]
 async fn an_answer_over_the_byte_limit_never_looks_whole(
     #[case] path: &str,
+    #[case] max: u64,
     #[case] refused: bool,
 ) {
     let mut limited = lookup("bytes", &["/**"]);
-    limited.max_bytes = Some(1_000_000);
+    limited.max_bytes = Some(max);
     let world = GatewayWorld::new(vec![limited], vec![]).await;
     match world.get(&format!("/lookups/bytes{path}")).send().await {
         Ok(answer) if refused => assert_eq!(answer.status(), 429),
@@ -180,7 +182,7 @@ async fn an_answer_over_the_byte_limit_never_looks_whole(
             reason: Reason::ByteLimit
         }
     );
-    assert!(calls[1].bytes <= 1_000_000);
+    assert!(calls[1].bytes <= max);
 }
 
 #[tokio::test]
