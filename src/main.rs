@@ -8,5 +8,11 @@ use sandboxrun::cli::Cli;
 fn main() -> ExitCode {
     // Fails only if there is one already, and then it is this one.
     let _already = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    let filter = tracing_subscriber::EnvFilter::try_from_env("SANDBOXRUN_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("error"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .init();
     Cli::parse().run()
 }

@@ -65,7 +65,30 @@ pub(super) fn open(
     }
 }
 
+/// Why a call does not go on.
+pub(super) struct Denied {
+    pub(super) status: u16,
+    pub(super) reason: Reason,
+    pub(super) detail: String,
+    /// The rule that refused; `None`: the call failed on the way.
+    pub(super) rule: Option<String>,
+}
+
 impl OpenCall {
+    /// Ends the call: refused by a rule, or failed.
+    pub(super) async fn deny(self, denied: Denied) -> Response<Body> {
+        let Denied {
+            status,
+            reason,
+            detail,
+            rule,
+        } = denied;
+        match rule {
+            Some(rule) => self.refuse(status, reason, &detail, &rule).await,
+            None => self.fail(status, reason, &detail).await,
+        }
+    }
+
     /// Writes the line that announces the call. Only then may anything leave.
     ///
     /// # Errors

@@ -5,6 +5,7 @@
 //! would carry the credential elsewhere.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use axum::body::{Body, Bytes};
@@ -15,10 +16,13 @@ use tokio::time::Instant;
 use http_body_util::BodyDataStream;
 use hyper::body::{Body as _, Incoming};
 
-use super::calls::{self, Counter, OpenCall};
+use super::calls::{self, Counter, Denied, OpenCall};
+use super::live::Live;
 use super::server::{Answer, Caller, PodRequest};
 use crate::api::wire::TOKEN_HEADER;
-use crate::api::{ConnectorUse, Failure, Fault as _, Lookup, ParsedConnector, PathPattern, Reason};
+use crate::api::{
+    ConnectorUse, Failure, Fault as _, Lookup, Origin, ParsedConnector, PathPattern, Reason,
+};
 use crate::audit::Via;
 use crate::inputs::Credential;
 
@@ -85,35 +89,10 @@ pub(super) async fn call(request: PodRequest, caller: Caller) -> Answer {
     };
     let clean = encoded(&segments);
     let mut call = calls::open(&caller, via, &parts.method, &clean, parts.uri.query());
-    if let Err((detail, rule)) = allowed_by_run(lookup, &parts.method, &segments) {
-        return Err(call.refuse(403, Reason::NoRuleAllows, detail, &rule).await);
-    }
-    let namespace = &run.parts.key.namespace;
-    let credential = caller
-        .gateway
-        .inputs
-        .credential(namespace, &lookup.connector, ConnectorUse::Lookups)
-        .await;
-    let credential = match credential {
-        Ok(credential) => credential,
-        Err(failure) => {
-            return Err(call
-                .fail(502, Reason::UpstreamCredential, &failure.message)
-                .await);
-        }
+    let (credential, origin) = match admitted(&caller, lookup, &parts.method, &segments).await {
+        Ok(admitted) => admitted,
+        Err(denied) => return Err(call.deny(denied).await),
     };
-    let Some(connector) = credential.connector() else {
-        return Err(call
-            .fail(
-                502,
-                Reason::UpstreamCredential,
-                "the lookup has no connector",
-            )
-            .await);
-    };
-    if let Err((detail, rule)) = allowed_by_connector(connector, &parts.method, &segments) {
-        return Err(call.refuse(403, Reason::NoRuleAllows, detail, &rule).await);
-    }
     let Ok(_turn) = run.calls.acquire().await else {
         return Err(call
             .fail(503, Reason::GatewayBusy, "the run has ended")
@@ -127,29 +106,79 @@ pub(super) async fn call(request: PodRequest, caller: Caller) -> Answer {
     let query = parts
         .uri
         .query()
-        .map(|q| format!("?{q}"))
+        .map(|query| format!("?{query}"))
         .unwrap_or_default();
-    let url = format!("{}{clean}{query}", connector.origin);
-    match send(&caller, &credential, lookup, url, parts, body).await {
-        Ok(answer) => {
-            if let Some((reason, detail)) = refused_upstream(&answer) {
-                return Err(call.fail(502, reason, &detail).await);
-            }
-            let (live, lookup) = (caller.live.clone(), lookup.clone());
-            if answer
-                .content_length()
-                .is_some_and(|bytes| !live.has_room(&lookup, bytes))
-            {
-                return Err(call
-                    .fail(429, Reason::ByteLimit, Reason::ByteLimit.hint())
-                    .await);
-            }
-            Ok(counted(answer, call, move |bytes| {
-                live.count_bytes(&lookup, bytes)
-            }))
-        }
+    match send(
+        &caller,
+        &credential,
+        lookup,
+        format!("{origin}{clean}{query}"),
+        parts,
+        body,
+    )
+    .await
+    {
+        Ok(answer) => answer_of(answer, call, &run, lookup).await,
         Err((status, reason, detail)) => Err(call.fail(status, reason, &detail).await),
     }
+}
+
+/// The credential and the origin of a call that both the run and its connector allow.
+async fn admitted(
+    caller: &Caller,
+    lookup: &Lookup,
+    method: &Method,
+    segments: &[String],
+) -> Result<(Credential, Origin), Denied> {
+    let by_rule = |(detail, rule): Broken| Denied {
+        status: 403,
+        reason: Reason::NoRuleAllows,
+        detail: detail.to_owned(),
+        rule: Some(rule),
+    };
+    let unusable = |detail: String| Denied {
+        status: 502,
+        reason: Reason::UpstreamCredential,
+        detail,
+        rule: None,
+    };
+    allowed_by_run(lookup, method, segments).map_err(by_rule)?;
+    let namespace = &caller.live.parts.key.namespace;
+    let inputs = &caller.gateway.inputs;
+    let credential = inputs
+        .credential(namespace, &lookup.connector, ConnectorUse::Lookups)
+        .await;
+    let credential = credential.map_err(|failure| unusable(failure.message))?;
+    let connector = credential
+        .connector()
+        .ok_or_else(|| unusable("the lookup has no connector".to_owned()))?;
+    allowed_by_connector(connector, method, segments).map_err(by_rule)?;
+    let origin = connector.origin.clone();
+    Ok((credential, origin))
+}
+
+/// The upstream's answer as ours: refused where it must not reach the agent, else streamed, counted and bounded.
+async fn answer_of(
+    answer: reqwest::Response,
+    call: OpenCall,
+    run: &Arc<Live>,
+    lookup: &Lookup,
+) -> Answer {
+    if let Some((reason, detail)) = refused_upstream(&answer) {
+        return Err(call.fail(502, reason, &detail).await);
+    }
+    if answer
+        .content_length()
+        .is_some_and(|bytes| !run.has_room(lookup, bytes))
+    {
+        return Err(call
+            .fail(429, Reason::ByteLimit, Reason::ByteLimit.hint())
+            .await);
+    }
+    let (run, lookup) = (Arc::clone(run), lookup.clone());
+    Ok(counted(answer, call, move |bytes| {
+        run.count_bytes(&lookup, bytes)
+    }))
 }
 
 /// Sends the call on with the connector's credential, its body streamed.

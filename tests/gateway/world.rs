@@ -213,7 +213,7 @@ impl GatewayWorld {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(60), waited)
+        tokio::time::timeout(Duration::from_mins(1), waited)
             .await
             .expect("the calls never came")
     }
