@@ -11,6 +11,7 @@ finish() {
   rm -rf "$work"
 }
 trap finish EXIT
+trap 'exit 130' INT TERM
 say() { printf '\n== %s\n' "$*"; }
 
 say "A private repository: this project's own history, with a branch main and a tag quickstart"

@@ -31,29 +31,30 @@ pub(super) async fn proof_plan(caller: &Caller) -> Answer {
         .confirm()
         .await
         .map_err(|error| refusal(&Problem::of(503, &error.failure(None))))?;
-    let plan = canaries.plan();
-    caller.live.open_proof(plan.clone());
-    Ok(json(&plan))
+    let proof = canaries.proof();
+    let answer = json(proof.plan());
+    caller.live.open_proof(proof);
+    Ok(answer)
 }
 
 /// Judges a proof by what was seen here, and records it either way.
 pub(super) async fn proof(request: PodRequest, caller: &Caller) -> Answer {
     let report: ProofReport = read_json(request, REPORT_BYTES).await?;
-    let plan = caller.live.take_proof(&report.nonce);
-    let plan = plan.ok_or_else(|| {
+    let proof = caller.live.take_proof(&report.nonce);
+    let proof = proof.ok_or_else(|| {
         refusal(&Problem::new(
             409,
-            Reason::CanaryOpen,
-            "no such proof is open",
+            Reason::CanaryDown,
+            "no such proof is under way",
             "",
         ))
     })?;
-    let open = caller.gateway.canaries.judge(&report);
+    let open = proof.judge(&report);
     let enforced = open.is_empty() && report.rounds >= PROOF_ROUNDS;
     let event = Event::PolicyProof {
         attempt: caller.live.parts.attempt,
         enforced,
-        canaries: plan.canaries,
+        canaries: proof.plan().canaries.clone(),
         open: open.clone(),
         open_millis: report.open_millis,
     };

@@ -82,11 +82,10 @@ impl Canaries {
     /// # Errors
     /// When one of them does not answer: then there is no proof to be had.
     pub async fn confirm(&self) -> Result<(), CanaryError> {
-        let nonce = fresh_word();
-        self.forget_all_but(&nonce);
+        let proof = self.proof();
         for canary in &self.ours {
             let dialled = async {
-                send_nonce(canary, &nonce).await.is_ok() && self.has_arrived(&nonce, canary).await
+                send_nonce(canary, &proof.plan.nonce).await.is_ok() && proof.sees(canary).await
             };
             if !tokio::time::timeout(DIAL, dialled).await.unwrap_or(false) {
                 return Err(CanaryError::Down(canary.address));
@@ -97,36 +96,22 @@ impl Canaries {
 
     /// A fresh proof: our canaries, and the cloud's metadata address.
     #[must_use]
-    pub fn plan(&self) -> ProofPlan {
+    pub fn proof(&self) -> Proof {
         let nonce = fresh_word();
-        self.forget_all_but(&nonce);
         let metadata = Canary {
             name: "metadata".into(),
             address: METADATA,
             protocol: Protocol::Tcp,
         };
-        ProofPlan {
-            nonce,
-            canaries: self.ours.iter().cloned().chain([metadata]).collect(),
+        let canaries = self.ours.iter().cloned().chain([metadata]).collect();
+        self.arrived
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(nonce.clone(), HashSet::new());
+        Proof {
+            plan: ProofPlan { nonce, canaries },
+            arrived: Arc::clone(&self.arrived),
         }
-    }
-
-    /// What was open: what the report says, and what arrived here whatever the report says.
-    #[must_use]
-    pub fn judge(&self, report: &ProofReport) -> Vec<Canary> {
-        let seen = self.arrived.lock().unwrap_or_else(PoisonError::into_inner);
-        let here = seen.get(&report.nonce);
-        let arrived = |c: &Canary| {
-            here.is_some_and(|h| h.contains(&(c.address, c.protocol == Protocol::Tcp)))
-        };
-        let mut open = report.open.clone();
-        open.extend(
-            self.ours
-                .iter()
-                .filter(|c| arrived(c) && !report.open.contains(c))
-                .cloned(),
-        );
-        open
     }
 
     async fn listen_on(
@@ -179,30 +164,53 @@ impl Canaries {
             },
         ])
     }
+}
 
-    async fn has_arrived(&self, nonce: &str, canary: &Canary) -> bool {
-        let key = (canary.address, canary.protocol == Protocol::Tcp);
-        loop {
-            let seen = self
-                .arrived
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .get(nonce)
-                .is_some_and(|s| s.contains(&key));
-            if seen {
-                return true;
-            }
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+/// One proof that is under way. What arrives is noted as long as it lives; nobody else's proof can end it.
+#[derive(Debug)]
+pub struct Proof {
+    plan: ProofPlan,
+    arrived: Arrived,
+}
+
+impl Proof {
+    /// What is to be tried.
+    #[must_use]
+    pub fn plan(&self) -> &ProofPlan {
+        &self.plan
     }
 
-    /// Opens a nonce. At most 64 are open at once, so that nothing grows without end.
-    fn forget_all_but(&self, nonce: &str) {
-        let mut seen = self.arrived.lock().unwrap_or_else(PoisonError::into_inner);
-        if seen.len() >= 64 {
-            seen.clear();
+    /// What was open: what the report says, and what arrived here whatever the report says.
+    #[must_use]
+    pub fn judge(&self, report: &ProofReport) -> Vec<Canary> {
+        let mut open = report.open.clone();
+        let seen = |canary: &&Canary| self.has_seen(canary) && !report.open.contains(canary);
+        open.extend(self.plan.canaries.iter().filter(seen).cloned());
+        open
+    }
+
+    fn has_seen(&self, canary: &Canary) -> bool {
+        let key = (canary.address, canary.protocol == Protocol::Tcp);
+        let arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner);
+        arrived
+            .get(&self.plan.nonce)
+            .is_some_and(|places| places.contains(&key))
+    }
+
+    async fn sees(&self, canary: &Canary) -> bool {
+        while !self.has_seen(canary) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        seen.insert(nonce.to_owned(), HashSet::new());
+        true
+    }
+}
+
+impl Drop for Proof {
+    fn drop(&mut self) {
+        self.arrived
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&self.plan.nonce);
     }
 }
 
@@ -288,21 +296,27 @@ mod tests {
     async fn what_arrived_counts_whatever_the_report_says() {
         let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
         let canaries = Canaries::listen(&tracker, &stop).await.unwrap();
-        let plan = canaries.plan();
+        let proof = canaries.proof();
+        let nonce = proof.plan().nonce.clone();
         let silent = ProofReport {
-            nonce: plan.nonce.clone(),
+            nonce: nonce.clone(),
             rounds: 2,
             open: vec![],
             open_millis: 0,
         };
-        assert_eq!(canaries.judge(&silent), vec![]);
-        let udp = plan
+        assert_eq!(proof.judge(&silent), vec![]);
+        // However many others there are, each sees its own.
+        let others: Vec<_> = (0..200).map(|_| canaries.proof()).collect();
+        let udp = proof
+            .plan()
             .canaries
             .iter()
             .find(|c| c.protocol == Protocol::Udp)
             .unwrap();
-        send_nonce(udp, &plan.nonce).await.unwrap();
-        assert!(canaries.has_arrived(&plan.nonce, udp).await);
-        assert_eq!(canaries.judge(&silent), vec![udp.clone()]);
+        send_nonce(udp, &nonce).await.unwrap();
+        assert!(proof.sees(udp).await);
+        assert_eq!(proof.judge(&silent), vec![udp.clone()]);
+        drop((proof, others));
+        assert!(canaries.arrived.lock().unwrap().is_empty(), "nothing grows");
     }
 }

@@ -7,9 +7,8 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 
-use crate::api::wire::{
-    AgentExit, GrantLine, Outcome, Plan, PlannedInput, ProofPlan, ProvisionReport,
-};
+use super::canary::Proof;
+use crate::api::wire::{AgentExit, GrantLine, Outcome, Plan, PlannedInput, ProvisionReport};
 use crate::api::{Attempt, Lookup, LookupName, Reason, RunSpec, hex};
 use crate::audit::RunKey;
 use crate::inputs::{PackLease, ResolvedInput};
@@ -37,7 +36,7 @@ pub struct LiveParts {
 pub struct Live {
     pub(super) parts: LiveParts,
     pub(super) calls: Semaphore,
-    proof: Mutex<Option<ProofPlan>>,
+    proof: Mutex<Option<Proof>>,
     usage: Mutex<HashMap<LookupName, Usage>>,
     seen: watch::Sender<Seen>,
     stop: watch::Sender<Option<Reason>>,
@@ -189,16 +188,16 @@ impl Live {
     }
 
     /// Keeps the proof that was handed out last; an older one no longer counts.
-    pub(super) fn open_proof(&self, plan: ProofPlan) {
-        *self.proof.lock().unwrap_or_else(PoisonError::into_inner) = Some(plan);
+    pub(super) fn open_proof(&self, proof: Proof) {
+        *self.proof.lock().unwrap_or_else(PoisonError::into_inner) = Some(proof);
     }
 
     /// Takes the open proof of this nonce: each counts once.
-    pub(super) fn take_proof(&self, nonce: &str) -> Option<ProofPlan> {
+    pub(super) fn take_proof(&self, nonce: &str) -> Option<Proof> {
         self.proof
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .take_if(|plan| plan.nonce == nonce)
+            .take_if(|proof| proof.plan().nonce == nonce)
     }
 
     /// Counts a call of a lookup, if its limits leave room for it.

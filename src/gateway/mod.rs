@@ -16,7 +16,7 @@ mod proxy;
 mod server;
 mod tls;
 
-pub use canary::{Canaries, CanaryError};
+pub use canary::{Canaries, CanaryError, Proof};
 pub use live::{Live, LiveParts, Seen};
 pub use server::{Gateway, Role};
 pub use tls::Identity;

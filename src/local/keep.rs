@@ -4,11 +4,15 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use super::state::{RunPaths, remove_tree};
 use crate::api::wire::Plan;
 use crate::inputs::PackLease;
+
+/// A larger git directory is removed and not kept: a sparse file of an agent must not fill this machine's disk.
+const TAR_BYTES: u64 = 1 << 30;
 
 /// Sets aside everything in the kept directories that git would take for a repository, then gives each input a `.git` of
 /// our own. Says what was set aside.
@@ -56,26 +60,38 @@ fn set_aside(tree: &Path, path: &Path, tar: &Path) -> io::Result<()> {
     let Ok(meta) = fs::symlink_metadata(&from) else {
         return Ok(());
     };
-    if let Some(parent) = tar.parent() {
-        fs::create_dir_all(parent)?;
-    }
-    let mut archive = tar::Builder::new(File::create(tar)?);
-    archive.follow_symlinks(false);
-    // What cannot be read (a mode of 000, a socket) is not worth more than the rest.
-    let packed = if meta.is_dir() {
-        archive.append_dir_all(path, &from)
+    let size = apparent_size(&from)?;
+    if size <= TAR_BYTES {
+        pack(&meta, &from, path, tar)?;
     } else {
-        archive.append_path_with_name(&from, path)
-    };
-    if let Err(error) = packed {
-        tracing::warn!(%error, "a part of the agent's git directory could not be kept");
+        tracing::error!(
+            size,
+            "a git directory of the agent is too large to be kept, and is removed"
+        );
     }
-    archive.finish()?;
     if meta.is_dir() {
         remove_tree(&from).map_err(io::Error::other)
     } else {
         fs::remove_file(&from)
     }
+}
+
+fn pack(meta: &fs::Metadata, from: &Path, name: &Path, tar: &Path) -> io::Result<()> {
+    if let Some(parent) = tar.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    let mut archive = tar::Builder::new(File::create(tar)?);
+    archive.follow_symlinks(false);
+    let packed = if meta.is_dir() {
+        archive.append_dir_all(name, from)
+    } else {
+        archive.append_path_with_name(from, name)
+    };
+    if let Err(error) = packed {
+        // What cannot be read (a mode of 000, a socket) is not worth more than the rest.
+        tracing::warn!(%error, "a part of the agent's git directory could not be kept");
+    }
+    archive.finish()
 }
 
 /// What git would take for a repository of its own: every `.git`, in any spelling, and every directory that looks like a
@@ -84,10 +100,7 @@ fn repositories_below(top: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let mut todo = vec![PathBuf::new()];
     while let Some(dir) = todo.pop() {
-        let Ok(entries) = fs::read_dir(top.join(&dir)) else {
-            continue;
-        };
-        for entry in entries {
+        for entry in read_dir(&top.join(&dir))? {
             let entry = entry?;
             let path = dir.join(entry.file_name());
             let is_dir = entry.file_type()?.is_dir();
@@ -101,6 +114,35 @@ fn repositories_below(top: &Path) -> io::Result<Vec<PathBuf>> {
         }
     }
     Ok(found)
+}
+
+/// The entries of a directory that is ours, whatever mode an agent gave it. What cannot be looked into cannot be called
+/// safe, so that is an error.
+fn read_dir(dir: &Path) -> io::Result<fs::ReadDir> {
+    fs::read_dir(dir).or_else(|error| match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            fs::set_permissions(dir, fs::Permissions::from_mode(0o700))?;
+            fs::read_dir(dir)
+        }
+        _ => Err(error),
+    })
+}
+
+/// The bytes of a file or tree as `ls` would add them up; no link is followed.
+fn apparent_size(path: &Path) -> io::Result<u64> {
+    let mut sum = 0_u64;
+    let mut todo = vec![path.to_owned()];
+    while let Some(path) = todo.pop() {
+        let meta = fs::symlink_metadata(&path)?;
+        if meta.is_dir() {
+            for entry in read_dir(&path)? {
+                todo.push(entry?.path());
+            }
+        } else {
+            sum = sum.saturating_add(meta.len());
+        }
+    }
+    Ok(sum)
 }
 
 /// The three things that git looks for in a directory that is to be a repository.
