@@ -69,6 +69,20 @@ pub enum StandingError {
         #[source]
         source: io::Error,
     },
+    /// The state directory is out of the new user's reach.
+    #[error(
+        "user `{user}`, which this became, cannot reach {path}: let others pass the directories above it (chmod o+x), \
+         or name another one with --state-dir"
+    )]
+    OutOfReach {
+        /// Which.
+        path: PathBuf,
+        /// Who.
+        user: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
     /// No home directory and no state directory.
     #[error("neither HOME nor XDG_STATE_HOME is set: name a state directory with --state-dir")]
     NoHome,
@@ -139,6 +153,12 @@ fn stand_on(
         source,
     })?;
     user.become_this().map_err(|source| StandingError::Become {
+        user: user.name.clone(),
+        source,
+    })?;
+    // It may lie below a directory that only root may pass.
+    fs::read_dir(&state_dir).map_err(|source| StandingError::OutOfReach {
+        path: state_dir.clone(),
         user: user.name.clone(),
         source,
     })?;
