@@ -4,14 +4,15 @@
 //! the same name win.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Certificate, Method, RequestBuilder, Url, redirect};
 
-use super::{AddressGuard, Credential, Shown, basic};
+use super::credential::basic;
+use super::{AddressGuard, Credential, Shown};
 use crate::api::{Failure, Fault as _, Namespace, Origin, Reason, RepoUrl};
 
 /// A server's address as a client is made for it.
@@ -89,7 +90,7 @@ impl OriginClient {
             Shown::Anonymous | Shown::Ssh { .. } => return Ok(None),
             Shown::Basic { username, password } => (
                 Ok(AUTHORIZATION),
-                basic(username, password).expose().to_owned(),
+                format!("Basic {}", basic(username, password)),
             ),
             Shown::Header {
                 name,
@@ -133,6 +134,10 @@ struct Kind {
 const KEPT: usize = 256;
 
 impl Clients {
+    fn kept(&self) -> MutexGuard<'_, HashMap<Kind, reqwest::Client>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// A client for this endpoint. `stall` without a byte ends a request.
     pub(super) fn client(
         &self,
@@ -151,12 +156,13 @@ impl Clients {
             ca: credential.ca().map(str::to_owned),
             stall,
         };
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = kept.get(&kind).cloned();
+        let known = self.kept().get(&kind).cloned();
         let http = if let Some(http) = known {
             http
         } else {
+            // Made without the lock: reading the system's certificates takes milliseconds.
             let http = build(guard, &kind, connect)?;
+            let mut kept = self.kept();
             if kept.len() >= KEPT {
                 kept.clear();
             }

@@ -175,7 +175,7 @@ impl Credential {
         match &self.0.shown {
             Shown::Anonymous => text.to_owned(),
             Shown::Basic { username, password } => {
-                let pair = base64::encode(format!("{username}:{}", password.expose()).as_bytes());
+                let pair = basic(username, password);
                 replaced(replaced(text.to_owned(), &pair), password.expose())
             }
             Shown::Header { value, .. } => replaced(text.to_owned(), value.expose()),
@@ -204,15 +204,9 @@ impl Credential {
     }
 }
 
-/// The value of `Authorization: Basic` for a user name and password, in standard base64.
-#[must_use]
-pub fn basic(username: &str, password: &Secret) -> Secret {
-    let pair = format!(
-        "Basic {}",
-        base64::encode(format!("{username}:{}", password.expose()).as_bytes())
-    );
-    // Base64 is neither empty nor has it control characters.
-    Secret::from_line(pair.as_bytes()).unwrap_or_else(|_| password.clone())
+/// User name and password as HTTP Basic wants them, in standard base64. As secret as the password.
+pub(super) fn basic(username: &str, password: &Secret) -> String {
+    base64::encode(format!("{username}:{}", password.expose()).as_bytes())
 }
 
 fn allows(patterns: &[PathPattern], repository: &RepoUrl, origin: &Origin) -> bool {

@@ -1,10 +1,9 @@
 //! From a resolved input to the pack that a pod gets.
 
-use std::time::Duration;
-
-use super::retry::{self, Next, Retry};
-use super::{Credential, Inputs, ListError, PackLease, Remote, ResolvedInput, Wanted, Wants};
-use crate::api::{ConnectorUse, Failure, Fault as _, Healing, Namespace, Transport};
+use super::resolve;
+use super::retry::{self, Missed};
+use super::{Credential, Inputs, PackLease, Remote, ResolvedInput, Wanted, Wants};
+use crate::api::{Code, ConnectorUse, Failure, Fault as _, Healing, Namespace, Transport};
 
 impl Inputs {
     /// The pack of a resolved input: exactly its commit, and the history that it asks for. Made once, then served as
@@ -18,46 +17,22 @@ impl Inputs {
         namespace: &Namespace,
         input: &ResolvedInput,
     ) -> Result<PackLease, Failure> {
-        let mut retry = Retry::new(self.settings().times);
-        loop {
-            let (failure, hold) = match self.pack_once(namespace, input).await {
-                Ok(lease) => return Ok(lease),
-                Err(missed) => missed,
-            };
-            let failure = Failure {
-                input: Some(input.name.clone()),
-                ..failure
-            };
-            let now = tokio::time::Instant::now();
-            match retry.after(&failure, hold, now, retry::chance()) {
-                Next::Wait(wait) => {
-                    tracing::debug!(
-                        namespace = namespace.as_str(),
-                        input = input.name.as_str(),
-                        reason = failure.reason.as_str(),
-                        wait_ms = wait.as_millis(),
-                        "input not fetched yet"
-                    );
-                    tokio::time::sleep(wait).await;
-                }
-                Next::GiveUp(..) => return Err(failure),
-            }
-        }
+        let tried = || self.pack_once(namespace, input);
+        retry::until_settled(self.settings().times, &input.name, tried, |_| {}).await
     }
 
     async fn pack_once(
         &self,
         namespace: &Namespace,
         input: &ResolvedInput,
-    ) -> Result<PackLease, (Failure, Option<Duration>)> {
+    ) -> Result<PackLease, Missed> {
         let credential = match &input.connector {
             Some(name) => self.credential(namespace, name, ConnectorUse::Inputs).await,
             None => Ok(Credential::anonymous(namespace)),
         };
-        let credential = credential.map_err(|failure| (failure, None))?;
         let remote = Remote {
             repository: input.repository.clone(),
-            credential,
+            credential: credential?,
         };
         let wanted = Wanted {
             remote,
@@ -73,22 +48,15 @@ impl Inputs {
 
     /// The same failure, or what our own client sees when it asks. git hides how long a server wants to be left alone,
     /// and tells most of what it met by a few words.
-    pub(super) async fn cause(
-        &self,
-        failure: Failure,
-        remote: &Remote,
-    ) -> (Failure, Option<Duration>) {
+    pub(super) async fn cause(&self, failure: Failure, remote: &Remote) -> Missed {
         let of_server = failure.reason.healing() != Healing::Permanent
-            && failure.code() == crate::api::Code::InputResolutionFailed;
+            && failure.code() == Code::InputResolutionFailed;
         if !of_server || remote.repository.transport() == Transport::Ssh {
-            return (failure, None);
+            return failure.into();
         }
         match self.listing(remote, Wants::default()).await {
-            Ok(_) => (failure, None),
-            Err(ListError::RateLimited { wait }) => {
-                (ListError::RateLimited { wait }.failure(remote), wait)
-            }
-            Err(error) => (error.failure(remote), None),
+            Ok(_) => failure.into(),
+            Err(error) => resolve::missed(&error, remote),
         }
     }
 }

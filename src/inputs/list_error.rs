@@ -16,7 +16,7 @@ use url::Url;
 use super::pkt::PktError;
 use super::protocol::ProtocolError;
 use super::{AddressError, Remote};
-use crate::api::{ConnectorType, Failure, Fault as _, Reason};
+use crate::api::{ConnectorType, Failure, Fault as _, Reason, safe_text};
 
 /// Why a server did not list its refs. Each is the end of a sentence that begins with the repository.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -123,7 +123,14 @@ impl ListError {
             }
             (_, None) => format!("{} {self}", remote.repository),
         };
-        let text = crate::api::safe_text(remote.credential.scrub(&text).as_bytes());
+        let text = remote.credential.scrub(&text);
+        // Most of it is safe already, and to be made safe twice doubles its backslashes.
+        let unsafe_text = text.chars().any(char::is_control);
+        let text = if unsafe_text {
+            safe_text(text.as_bytes())
+        } else {
+            text
+        };
         Failure::new(self.reason(), text)
     }
 }

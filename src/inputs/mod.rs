@@ -44,7 +44,7 @@ pub use address::{
 };
 pub use client::{Endpoint, OriginClient};
 pub use closed::Closed;
-pub use credential::{Credential, CredentialKey, ORIGIN_ANNOTATION, Shown, basic};
+pub use credential::{Credential, CredentialKey, ORIGIN_ANNOTATION, Shown};
 pub use face::{CredentialProof, Inputs, Progress, ResolvedInput};
 pub use git::{Git, GitError};
 pub use git_side::{GitSide, ObjectSeen, Remote, Wanted};

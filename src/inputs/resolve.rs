@@ -8,7 +8,7 @@ use futures::future::try_join_all;
 
 use super::list_error::ListError;
 use super::pin::{PinError, Pinned, pin, settle};
-use super::retry::{self, Next, Retry};
+use super::retry::{self, Missed};
 use super::{
     Credential, CredentialProof, GitSide as _, Inputs, Progress, Remote, ResolvedInput, Shown,
     Wanted, Wants,
@@ -18,33 +18,16 @@ use crate::api::{
     Repository, RunSpec, Transport,
 };
 
-/// A try that failed.
-struct Missed {
-    failure: Failure,
-    /// How long the server asks to be left alone.
-    hold: Option<std::time::Duration>,
-}
-
-impl From<Failure> for Missed {
-    fn from(failure: Failure) -> Self {
-        Self {
-            failure,
-            hold: None,
-        }
-    }
-}
-
-impl Missed {
-    fn listing(error: &ListError, remote: &Remote) -> Self {
-        let hold = if let ListError::RateLimited { wait } = error {
-            *wait
-        } else {
-            None
-        };
-        Self {
-            failure: error.failure(remote),
-            hold,
-        }
+/// What a listing that failed means for the next try.
+pub(super) fn missed(error: &ListError, remote: &Remote) -> Missed {
+    let hold = if let ListError::RateLimited { wait } = error {
+        *wait
+    } else {
+        None
+    };
+    Missed {
+        failure: error.failure(remote),
+        hold,
     }
 }
 
@@ -73,43 +56,14 @@ async fn one(
     policy: CredentialProofPolicy,
     progress: &(dyn Fn(Progress) + Send + Sync),
 ) -> Result<ResolvedInput, Failure> {
-    let mut retry = Retry::new(inputs.settings().times);
-    loop {
-        let missed = match attempt(inputs, namespace, input, policy).await {
-            Ok(resolved) => return Ok(resolved),
-            Err(missed) => missed,
-        };
-        let failure = Failure {
-            input: Some(input.name.clone()),
-            ..missed.failure
-        };
-        let now = tokio::time::Instant::now();
-        match retry.after(&failure, missed.hold, now, retry::chance()) {
-            Next::Wait(wait) => {
-                tracing::debug!(
-                    namespace = namespace.as_str(),
-                    input = input.name.as_str(),
-                    reason = failure.reason.as_str(),
-                    wait_ms = wait.as_millis(),
-                    "input not resolved yet"
-                );
-                progress(Progress {
-                    input: input.name.clone(),
-                    waiting_for: failure,
-                });
-                tokio::time::sleep(wait).await;
-            }
-            Next::GiveUp(tries, _) if tries <= 1 => return Err(failure),
-            Next::GiveUp(tries, spent) => {
-                let message = format!(
-                    "{} (tried {tries} times in {} s)",
-                    failure.message,
-                    spent.as_secs()
-                );
-                return Err(Failure { message, ..failure });
-            }
-        }
-    }
+    let tried = || attempt(inputs, namespace, input, policy);
+    let waiting = |failure: &Failure| {
+        progress(Progress {
+            input: input.name.clone(),
+            waiting_for: failure.clone(),
+        });
+    };
+    retry::until_settled(inputs.settings().times, &input.name, tried, waiting).await
 }
 
 async fn attempt(
@@ -121,7 +75,7 @@ async fn attempt(
     let remote = remote(inputs, namespace, input).await?;
     let wants = Wants(input.selector.name().cloned().into_iter().collect());
     let listing = inputs.listing(&remote, wants).await;
-    let listing = listing.map_err(|error| Missed::listing(&error, &remote))?;
+    let listing = listing.map_err(|error| missed(&error, &remote))?;
     let resolved_at = jiff::Timestamp::now();
     let pinned = pin(&input.selector, &listing).map_err(|error| pin_failure(&error, &remote))?;
     let depth = input.depth;
@@ -205,7 +159,7 @@ async fn proof(
         Ok(proof) => proof,
         // A server that cannot answer now is no answer; with Enforce it is asked again.
         Err(error) if strict && error.reason().healing() == Healing::Transient => {
-            return Err(Missed::listing(&error, remote));
+            return Err(missed(&error, remote));
         }
         Err(_) => CredentialProof::Unknown,
     };
@@ -243,10 +197,7 @@ async fn settled(
     };
     match inputs.mirror().bring(&wanted).await {
         Ok(seen) => Ok(settle(pinned, seen).map_err(|error| pin_failure(&error, remote))?),
-        Err(failure) => {
-            let (failure, hold) = inputs.cause(failure, remote).await;
-            Err(Missed { failure, hold })
-        }
+        Err(failure) => Err(inputs.cause(failure, remote).await),
     }
 }
 

@@ -1,18 +1,18 @@
-//! When to try again, and when to give up. Pure: time and chance come in.
+//! When to try again, and when to give up. The rules are pure: time and chance come in.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::Times;
-use crate::api::{Failure, Healing, Reason};
+use crate::api::{Failure, Healing, InputName, Reason};
 
 /// A refused credential is shown this many times more: servers lock accounts that fail too often.
 const REFUSALS: u32 = 2;
 
 /// The tries of one input, so far.
 #[derive(Debug)]
-pub(super) struct Retry {
+struct Retry {
     times: Times,
     tries: u32,
     refusals: u32,
@@ -37,7 +37,7 @@ enum Budget {
 
 /// What to do after a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Next {
+enum Next {
     /// Try again after this.
     Wait(Duration),
     /// It stays so. So many tries were made, within so long.
@@ -45,7 +45,7 @@ pub(super) enum Next {
 }
 
 impl Retry {
-    pub(super) fn new(times: Times) -> Self {
+    fn new(times: Times) -> Self {
         Self {
             times,
             tries: 0,
@@ -55,7 +55,7 @@ impl Retry {
     }
 
     /// What to do after this failure. `hold` is how long the server asks to be left alone, `chance` is in 0..1.
-    pub(super) fn after(
+    fn after(
         &mut self,
         failure: &Failure,
         hold: Option<Duration>,
@@ -135,8 +135,64 @@ fn budget(failure: &Failure) -> Option<Budget> {
     }
 }
 
+/// A try that failed.
+#[derive(Debug)]
+pub(super) struct Missed {
+    /// Why.
+    pub(super) failure: Failure,
+    /// How long the server asks to be left alone.
+    pub(super) hold: Option<Duration>,
+}
+
+impl From<Failure> for Missed {
+    fn from(failure: Failure) -> Self {
+        Self {
+            failure,
+            hold: None,
+        }
+    }
+}
+
+/// Tries for an input until it works, or stays so. Each wait is told.
+pub(super) async fn until_settled<T, A: Future<Output = Result<T, Missed>>>(
+    times: Times,
+    input: &InputName,
+    mut attempt: impl FnMut() -> A,
+    waiting: impl Fn(&Failure),
+) -> Result<T, Failure> {
+    let mut retry = Retry::new(times);
+    loop {
+        let missed = match attempt().await {
+            Ok(done) => return Ok(done),
+            Err(missed) => missed,
+        };
+        let failure = Failure {
+            input: Some(input.clone()),
+            ..missed.failure
+        };
+        match retry.after(&failure, missed.hold, Instant::now(), chance()) {
+            Next::Wait(wait) => {
+                tracing::debug!(
+                    input = input.as_str(),
+                    reason = failure.reason.as_str(),
+                    wait_ms = wait.as_millis(),
+                    "an input is tried again"
+                );
+                waiting(&failure);
+                tokio::time::sleep(wait).await;
+            }
+            Next::GiveUp(tries, _) if tries <= 1 => return Err(failure),
+            Next::GiveUp(tries, spent) => {
+                let text = &failure.message;
+                let message = format!("{text} (tried {tries} times in {} s)", spent.as_secs());
+                return Err(Failure { message, ..failure });
+            }
+        }
+    }
+}
+
 /// A number in 0..1 that no two waiters share.
-pub(super) fn chance() -> f64 {
+fn chance() -> f64 {
     let mut bytes = [0_u8; 4];
     // Without randomness all wait for the whole bound, which is slower and not wrong.
     if aws_lc_rs::rand::fill(&mut bytes).is_err() {

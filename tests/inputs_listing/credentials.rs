@@ -4,6 +4,8 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use demo_forge::{Change, Credential, Effect, Fault, Options, Phase, Token, Visibility};
+use reqwest::Method;
+use reqwest::header::{HeaderMap, HeaderValue};
 use rstest::rstest;
 use sandboxrun::api::{
     Auth, ConnectorType, ConnectorUse, CredentialProofPolicy, PathPattern, Reason,
@@ -413,4 +415,64 @@ async fn a_credential_is_not_printed() {
         .await;
     let printed = format!("{used:?} {:?}", used.as_ref().map(|c| c.shown().clone()));
     assert!(!printed.contains("canary"), "{printed}");
+}
+
+#[tokio::test]
+async fn c01_a_lookups_client_has_the_ca_and_its_header_wins_over_the_callers() {
+    let world = World::new().await;
+    let name = "forge".parse().unwrap();
+    let used = world
+        .inputs
+        .credential(&world.namespace, &name, ConnectorUse::Lookups)
+        .await;
+    let client = world
+        .inputs
+        .client(&used.unwrap(), Duration::from_secs(20))
+        .unwrap();
+    let mut headers = HeaderMap::new();
+    headers.insert(
+        "authorization",
+        HeaderValue::from_static("Bearer of-the-agent"),
+    );
+    let url = format!("{}/rest/api/2/issue/X-1", world.forge.origin())
+        .parse()
+        .unwrap();
+    let request = client.request(Method::GET, url, headers).unwrap();
+    assert!(
+        !format!("{request:?}").contains("canary"),
+        "not printed either"
+    );
+    request.send().await.unwrap();
+    let seen = world.forge.requests();
+    assert_eq!(seen.len(), 1);
+    assert_eq!(seen[0].credential.secret(), Some(READ_TOKEN.as_bytes()));
+}
+
+#[rstest]
+#[case::other_host("https://localhost:{port}/")]
+#[case::other_port("https://127.0.0.1:1/")]
+#[case::other_scheme("http://127.0.0.1:{port}/")]
+#[case::a_user("https://somebody@127.0.0.1:{port}/")]
+#[tokio::test]
+async fn c02_a_lookups_client_does_not_leave_its_origin(#[case] url: &str) {
+    let world = World::new().await;
+    let name = "forge".parse().unwrap();
+    let used = world
+        .inputs
+        .credential(&world.namespace, &name, ConnectorUse::Lookups)
+        .await;
+    let client = world
+        .inputs
+        .client(&used.unwrap(), Duration::from_secs(20))
+        .unwrap();
+    let url = url
+        .replace("{port}", &world.forge.addr().port().to_string())
+        .parse()
+        .unwrap();
+    let refused = client
+        .request(Method::GET, url, HeaderMap::new())
+        .map(drop)
+        .unwrap_err();
+    assert_eq!(refused.reason, Reason::OriginMismatch);
+    assert_eq!(world.forge.traffic().connections, 0);
 }
