@@ -468,3 +468,117 @@ fn source_failure(error: &SourceError, what: &str) -> Failure {
     };
     Failure::new(reason, format!("{what} cannot be read: {error}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::future::{BoxFuture, ready};
+    use rstest::rstest;
+
+    /// A source that has nothing to give, and says why.
+    struct Broken(SourceError);
+
+    impl Sources for Broken {
+        fn connector<'a>(
+            &'a self,
+            _: &'a Namespace,
+            _: &'a ConnectorName,
+        ) -> BoxFuture<'a, Result<Option<ParsedConnector>, SourceError>> {
+            Box::pin(ready(Err(self.0.clone())))
+        }
+
+        fn secret<'a>(
+            &'a self,
+            _: &'a Namespace,
+            _: &'a str,
+        ) -> BoxFuture<'a, Result<Option<SecretObject>, SourceError>> {
+            Box::pin(ready(Err(self.0.clone())))
+        }
+    }
+
+    fn credential(namespace: &str, shown: Shown) -> Credential {
+        Credential::new(&namespace.parse().unwrap(), None, shown, None)
+    }
+
+    fn token(value: &str) -> Shown {
+        let password = Secret::from_line(value.as_bytes()).unwrap();
+        Shown::Basic {
+            username: "git".to_owned(),
+            password,
+        }
+    }
+
+    #[rstest]
+    #[case::down(SourceError::Unavailable("the API server is down".to_owned()), Reason::SourceUnavailable)]
+    #[case::bad(SourceError::Invalid("spec.url must name a host".to_owned()), Reason::ConnectorInvalid)]
+    #[tokio::test]
+    async fn a_source_that_fails_is_told_from_one_that_has_nothing(
+        #[case] error: SourceError,
+        #[case] reason: Reason,
+    ) {
+        let (namespace, name) = ("team-a".parse().unwrap(), "forge".parse().unwrap());
+        let sources = Broken(error.clone());
+        let failure = load(&sources, &namespace, &name, ConnectorUse::Inputs)
+            .await
+            .unwrap_err();
+        assert_eq!(failure.reason, reason);
+        assert!(
+            failure.message.contains("`forge`") && failure.message.contains(&error.to_string())
+        );
+    }
+
+    #[test]
+    fn equal_credentials_of_one_namespace_have_one_key_and_no_others() {
+        let key = |namespace, value| credential(namespace, token(value)).key();
+        assert_eq!(key("team-a", "canary"), key("team-a", "canary"));
+        assert_ne!(key("team-a", "canary"), key("team-a", "canary2"));
+        assert_ne!(key("team-a", "canary"), key("team-b", "canary"));
+        assert_eq!(
+            format!("{:?}", key("team-a", "canary")),
+            "CredentialKey(..)"
+        );
+    }
+
+    #[test]
+    fn c05_each_form_of_a_secret_is_struck_out_of_foreign_words() {
+        let basic = credential("team-a", token("canary-1"));
+        assert_eq!(
+            basic.scrub("got canary-1, Z2l0OmNhbmFyeS0x"),
+            "got ***, ***"
+        );
+        let key = "-----BEGIN KEY-----\nAAAAcanaryAAAAcanaryAAAA\n-----END KEY-----\n";
+        let private_key = Secret::from_block(key.as_bytes()).unwrap();
+        let ssh = credential(
+            "team-a",
+            Shown::Ssh {
+                private_key,
+                known_hosts: String::new(),
+            },
+        );
+        assert_eq!(
+            ssh.scrub("bad line AAAAcanaryAAAAcanaryAAAA"),
+            "bad line ***"
+        );
+        assert_eq!(
+            Credential::anonymous(&"a".parse().unwrap()).scrub("as it is"),
+            "as it is"
+        );
+    }
+
+    #[rstest]
+    #[case::within("acme/*", "https://h/team/acme/app.git", true)]
+    #[case::deeper("acme/*", "https://h/team/acme/app/x", false)]
+    #[case::any_depth("acme/**", "https://h/team/acme/app/x", true)]
+    #[case::other_case("acme/*", "https://h/team/Acme/app", false)]
+    #[case::escaped("acme/app", "https://h/team/acme/%61pp", false)]
+    fn repositories_are_matched_below_the_prefix(
+        #[case] pattern: &str,
+        #[case] url: &str,
+        #[case] allowed: bool,
+    ) {
+        let origin = "https://h/team".parse().unwrap();
+        let url = url.parse().unwrap();
+        assert_eq!(allows(&[PathPattern::new(pattern)], &url, &origin), allowed);
+        assert!(allows(&[], &url, &origin), "no pattern is no bound");
+    }
+}
