@@ -5,6 +5,7 @@ SHELL := /bin/bash
 
 PACKAGES := gcc libc6-dev make git ca-certificates curl bubblewrap openssh-client openssh-server
 TARGET_DIR = $(or $(CARGO_TARGET_DIR),target)
+HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 
 .PHONY: help setup build quickstart test lint bench generate
 
@@ -40,5 +41,6 @@ generate: build ## CRDs and generated documents
 	cargo run --quiet -- crd --dir crds
 	cargo run --quiet -- docs --dir docs
 
-bench: setup ## Speed, against the rivals, in one table
-	cargo bench --bench speed
+bench: setup ## Speed, against the rivals, in one table (docs/speed.md); ROWS="drift size" for some of it
+	RUSTFLAGS="-C target-feature=+crt-static" cargo build --profile pod --no-default-features --bin sandboxrun-pod --target $(HOST)
+	SANDBOXRUN_POD_PROGRAM=$(TARGET_DIR)/$(HOST)/pod/sandboxrun-pod cargo bench --bench speed -- $(ROWS)
