@@ -17,7 +17,7 @@ pub(crate) async fn rows(world: &World) -> Done<Vec<Row>> {
     let name = "bench/small";
     let repo = world.repository(name)?;
     repo.commit("main", &[Change::file("README.md", "hello\n")])?;
-    let manifest = world.work.path().join("run.yaml");
+    let manifest = world.disk.path().join("run.yaml");
     std::fs::write(&manifest, manifest_text(&world.forge.origin(), name))?;
     let (mut ours, mut rival) = (Times::default(), Times::default());
     // Fills the mirror, makes the state directory, and copies the programs to where an unprivileged user finds them.
@@ -35,18 +35,18 @@ pub(crate) async fn rows(world: &World) -> Done<Vec<Row>> {
 }
 
 async fn whole_run(world: &World) -> Done<Duration> {
-    let work = world.work.path();
+    let disk = world.disk.path();
     let port = world.forge.addr().port();
     let mut command = Command::new(env!("CARGO_BIN_EXE_sandboxrun"));
     command
         .args(["run", "--quiet", "--discard", "-f"])
-        .arg(work.join("run.yaml"))
+        .arg(disk.join("run.yaml"))
         .arg("--state-dir")
-        .arg(work.join("state"))
+        .arg(disk.join("state"))
         .arg("--pod-program")
         .arg(&world.pod)
         .arg("--secret")
-        .arg(format!("ca/ca.crt=file:{}", work.join("ca.pem").display()))
+        .arg(format!("ca/ca.crt=file:{}", disk.join("ca.pem").display()))
         .arg("--allow-address")
         .arg(format!("127.0.0.1=127.0.0.1/32:{port}"));
     let start = Instant::now();

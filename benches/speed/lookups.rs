@@ -51,7 +51,7 @@ pub(crate) async fn rows(world: &World) -> Done<Vec<Row>> {
             .arg("client")
             .arg(socket)
             .arg(format!("{}{PATH}", world.forge.origin()))
-            .arg(world.work.path().join("ca.pem"))
+            .arg(world.disk.path().join("ca.pem"))
             .arg(TICKET_TOKEN);
         Ok(command)
     })

@@ -49,7 +49,8 @@ async fn measure(args: &[&str]) -> Done<bool> {
         .copied()
         .collect();
     let wanted = |group: &str| names.is_empty() || names.contains(&group);
-    let world = World::new(args.contains(&"--quick")).await?;
+    let files = machine::place_for_files(args.contains(&"--disk"));
+    let world = World::new(args.contains(&"--quick"), &files).await?;
     let mut table = Table::default();
     if wanted("provision") {
         table.take("provision", provision::rows(&world).await);
@@ -75,7 +76,7 @@ async fn measure(args: &[&str]) -> Done<bool> {
     if wanted("record") {
         table.take("record", record::rows(&world).await);
     }
-    println!("{}\n\n{table}", machine::description());
+    println!("{}\n\n{table}", machine::description(&files));
     world.end().await;
     Ok(table.is_whole())
 }

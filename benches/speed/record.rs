@@ -15,7 +15,7 @@ const EVENTS: usize = 8;
 
 /// The same events of 64 runs, each on the disk before its writer goes on.
 pub(crate) async fn rows(world: &World) -> Done<Vec<Row>> {
-    let record = Record::open(&world.fresh("record").with_extension("db")).await?;
+    let record = Record::open(&world.disk.path().join("appenders.db")).await?;
     let (mut ours, mut rival) = (Times::default(), Times::default());
     for _ in 0..world.rounds(3) {
         let start = Instant::now();

@@ -37,8 +37,10 @@ pub(crate) const TICKET_TOKEN: &str = "ticket-token-of-the-bench";
 pub(crate) struct World {
     pub(crate) forge: Forge,
     pub(crate) git: Client,
-    /// Where everything is made; everybody may read it.
+    /// Where files are made, for us and for the rival: in memory if there is room, since a disk's own time hides both.
     pub(crate) work: tempfile::TempDir,
+    /// Where what must survive is kept: record and state. Always on the disk; everybody may read it.
+    pub(crate) disk: tempfile::TempDir,
     /// The pod program as it ships, if `make bench` built it.
     pub(crate) pod: PathBuf,
     pub(crate) gateway: Gateway,
@@ -61,16 +63,25 @@ pub(crate) struct Run {
 }
 
 impl World {
-    pub(crate) async fn new(quick: bool) -> Done<Self> {
+    /// `files`: where files are made.
+    pub(crate) async fn new(quick: bool, files: &Path) -> Done<Self> {
         drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
-        let forge = Forge::start(Options::new().ticket_token(TICKET_TOKEN)).await?;
+        let prefix = || {
+            let mut builder = tempfile::Builder::new();
+            builder.prefix("speed-");
+            builder
+        };
+        let (work, disk) = (prefix().tempdir_in(files)?, prefix().tempdir()?);
+        std::fs::set_permissions(disk.path(), std::fs::Permissions::from_mode(0o755))?;
+        let options = Options::new()
+            .ticket_token(TICKET_TOKEN)
+            .root(work.path().join("forge"));
+        let forge = Forge::start(options).await?;
         let git = Client::new(&forge)?.deadline(Duration::from_mins(10));
-        let work = tempfile::Builder::new().prefix("speed-").tempdir()?;
-        std::fs::set_permissions(work.path(), std::fs::Permissions::from_mode(0o755))?;
-        forge.write_ca(&work.path().join("ca.pem"))?;
+        forge.write_ca(&disk.path().join("ca.pem"))?;
         let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
         let gateway = Gateway {
-            record: Record::open(&work.path().join("record.db")).await?,
+            record: Record::open(&disk.path().join("record.db")).await?,
             inputs: inputs(&forge, &work.path().join("mirror"))?,
             canaries: Canaries::listen(&tracker, &stop).await?,
             tracker,
@@ -81,6 +92,7 @@ impl World {
             forge,
             git,
             work,
+            disk,
             pod: pod.canonicalize()?,
             gateway,
             quick,
@@ -99,7 +111,7 @@ impl World {
         if self.quick { 1 } else { usual }
     }
 
-    /// A directory that is not there yet.
+    /// A file or directory that is not there yet.
     pub(crate) fn fresh(&self, name: &str) -> PathBuf {
         let number = self.number.fetch_add(1, Ordering::Relaxed);
         self.work.path().join(format!("{name}-{number}"))
