@@ -99,41 +99,51 @@ fn read_head(git: &OwnedFd) -> Seen {
         if !name.starts_with("refs/") {
             return seen;
         }
-        match small_file(git, &name) {
-            Some(next) => text = next,
-            None => {
-                seen.commit = packed_ref(git, &name);
-                return seen;
-            }
-        }
+        let Some(next) = small_file(git, &name) else {
+            seen.commit = packed_ref(git, &name);
+            return seen;
+        };
+        text = next;
     }
     seen
 }
 
-/// Opens a file below a directory, each part without following links.
-fn open_below(git: &OwnedFd, path: &str) -> Option<File> {
-    let mut parts = path.split('/').peekable();
+/// Opens a regular file below a directory, no part of the path being a link.
+pub(crate) fn open_below(git: &OwnedFd, path: &str) -> Option<File> {
+    let (directory, name) = match path.rsplit_once('/') {
+        Some((directory, name)) => (Some(open_directory_below(git, directory)?), name),
+        None => (None, path),
+    };
+    let at = directory.as_ref().unwrap_or(git);
+    if !is_name(name) {
+        return None;
+    }
+    let stat = fs::statat(at, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return None;
+    }
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    fs::openat(at, name, flags, Mode::empty())
+        .ok()
+        .map(File::from)
+}
+
+/// Opens a directory below another, no part of the path being a link.
+pub(crate) fn open_directory_below(git: &OwnedFd, path: &str) -> Option<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut directory: Option<OwnedFd> = None;
-    while let Some(part) = parts.next() {
-        if matches!(part, "" | "." | "..") || part.contains('\0') {
+    for part in path.split('/') {
+        if !is_name(part) {
             return None;
         }
         let at = directory.as_ref().unwrap_or(git);
-        let base = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        if parts.peek().is_some() {
-            let next = fs::openat(at, part, base | OFlags::DIRECTORY, Mode::empty()).ok()?;
-            directory = Some(next);
-            continue;
-        }
-        let stat = fs::statat(at, part, AtFlags::SYMLINK_NOFOLLOW).ok()?;
-        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return None;
-        }
-        return fs::openat(at, part, base | OFlags::NONBLOCK, Mode::empty())
-            .ok()
-            .map(File::from);
+        directory = Some(fs::openat(at, part, flags, Mode::empty()).ok()?);
     }
-    None
+    directory
+}
+
+fn is_name(part: &str) -> bool {
+    !matches!(part, "" | "." | "..") && !part.contains('\0')
 }
 
 fn small_file(git: &OwnedFd, path: &str) -> Option<String> {

@@ -26,7 +26,9 @@ pub(super) fn of_provision(report: &ProvisionReport) -> String {
             }
             ProvisionReport::Done { inputs } => {
                 if inputs.iter().any(|input| !input.submodules.is_empty()) {
-                    inputs.iter_mut().for_each(|input| input.submodules.clear());
+                    for input in inputs.iter_mut() {
+                        input.submodules.clear();
+                    }
                 } else {
                     // 16 names of 40 letters fit.
                     let names: Vec<_> = inputs.iter().map(|i| i.name.as_str()).collect();

@@ -1,8 +1,18 @@
 //! The pod program as a process, against a real HTTP server on a Unix socket that speaks the wire's contract.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::wildcard_enum_match_arm,
+    clippy::print_stderr,
+    reason = "helpers of tests may panic, too"
+)]
+
 mod agent;
 mod collect;
 mod provision;
+mod relay;
 mod repository;
 mod server;
 

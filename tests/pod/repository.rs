@@ -136,16 +136,25 @@ impl Repository {
     pub(crate) fn pack_of(&self, commit: &str) -> PackOf {
         let tree = format!("{commit}^{{tree}}");
         let objects = self.git(&["rev-list", "--objects", "--no-object-names", &tree]);
+        let ids: Vec<&str> = std::iter::once(commit).chain(objects.lines()).collect();
+        PackOf {
+            commit: commit.to_owned(),
+            ..self.pack_objects(&ids)
+        }
+    }
+
+    /// A pack of exactly these objects.
+    pub(crate) fn pack_objects(&self, ids: &[&str]) -> PackOf {
         let out = tempfile::tempdir().unwrap();
         let base = out.path().join("p");
-        let ids = format!("{commit}\n{objects}\n");
+        let list = ids.join("\n") + "\n";
         let name = self.feed(
             &["pack-objects", "-q", base.to_str().unwrap()],
-            ids.as_bytes(),
+            list.as_bytes(),
         );
         let read = |ext: &str| std::fs::read(out.path().join(format!("p-{name}.{ext}"))).unwrap();
         PackOf {
-            commit: commit.to_owned(),
+            commit: String::new(),
             pack: read("pack"),
             index: read("idx"),
         }
@@ -171,9 +180,9 @@ impl PackOf {
 
 fn blob(bytes: &[u8]) -> Blob {
     let sum = digest::digest(&digest::SHA256, bytes);
-    let sha256 = sum.as_ref().iter().map(|b| format!("{b:02x}")).collect();
+    let hex: Vec<_> = sum.as_ref().iter().map(|b| format!("{b:02x}")).collect();
     Blob {
         bytes: bytes.len() as u64,
-        sha256,
+        sha256: hex.concat(),
     }
 }

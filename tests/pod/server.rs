@@ -35,8 +35,16 @@ pub(crate) struct State {
     pub(crate) cuts: HashMap<String, Vec<usize>>,
     /// Answers a path this way, so many times.
     pub(crate) refusals: HashMap<String, (usize, Problem)>,
+    /// Sends the head for this path, and then nothing.
+    pub(crate) hang: Option<String>,
     /// Takes so many grant requests and then loses the answer.
     pub(crate) lost_grants: usize,
+    /// What a grant is answered with, instead of a yes.
+    pub(crate) grant_answer: Option<String>,
+    /// Answers nothing any more, but stays connected.
+    pub(crate) deaf: bool,
+    /// Says that a nonce arrived.
+    pub(crate) udp_open: bool,
     pub(crate) canaries: Vec<sandboxrun::api::wire::Canary>,
     pub(crate) timeout_secs: u64,
     pub(crate) stall_secs: Option<u64>,
@@ -191,6 +199,9 @@ async fn answer(
             return Ok(problem(refusal));
         }
     }
+    if state.lock().unwrap().deaf && path == "/v1/grant" {
+        std::future::pending::<()>().await;
+    }
     let method = request.method().clone();
     Ok(match (method, path.as_str()) {
         (Method::GET, "/v1/plan") => json(state.lock().unwrap().plan.as_ref().unwrap()),
@@ -209,8 +220,9 @@ async fn answer(
         }
         (Method::POST, "/v1/proof") => {
             let report: ProofReport = read(request.into_body()).await;
-            let open = !report.open.is_empty();
-            state.lock().unwrap().proofs.push(report);
+            let mut state = state.lock().unwrap();
+            let open = !report.open.is_empty() || state.udp_open;
+            state.proofs.push(report);
             if open {
                 problem(&Problem::new(
                     403,
@@ -233,7 +245,7 @@ async fn answer(
             state.lock().unwrap().outcome = Some(outcome);
             Response::new(whole(""))
         }
-        (Method::CONNECT, target) => tunnel(target.to_owned(), request),
+        (Method::CONNECT, target) => tunnel(target, request),
         (_, "/lookups/echo/all") => {
             // As it comes, without waiting for the end.
             Response::new(request.into_body().map_err(std::io::Error::other).boxed())
@@ -247,7 +259,7 @@ async fn answer(
 }
 
 /// The target of a tunnel says everything back.
-fn tunnel(target: String, request: Request<Incoming>) -> Response<Body> {
+fn tunnel(target: &str, request: Request<Incoming>) -> Response<Body> {
     if target != "echo.example.com:443" {
         return problem(&Problem::new(
             403,
@@ -279,6 +291,8 @@ async fn grant(state: &Mutex<State>, request: GrantRequest) -> Response<Body> {
             .send(Err(std::io::Error::other("lost")))
             .await
             .unwrap();
+    } else if let Some(answer) = state.lock().unwrap().grant_answer.clone() {
+        return Response::new(whole(answer));
     } else {
         let state = &mut *state.lock().unwrap();
         let (timeout_secs, stall_secs) = (state.timeout_secs, state.stall_secs);
@@ -318,6 +332,10 @@ fn file(state: &Mutex<State>, path: &str, range: Option<&str>) -> Response<Body>
             "",
         ));
     };
+    if state.hang.as_deref() == Some(path) {
+        let nothing = futures::stream::pending::<Result<Frame<Bytes>, std::io::Error>>();
+        return Response::new(BodyExt::boxed(StreamBody::new(nothing)));
+    }
     let start: usize = range
         .and_then(|r| r.strip_prefix("bytes="))
         .and_then(|r| r.strip_suffix('-'))

@@ -69,7 +69,7 @@ pub(super) async fn run(options: &Options, processes: Processes, grant: Grant) -
 
 /// As good as never: a timeout too large to add.
 fn far(now: Instant) -> Instant {
-    now + Duration::from_secs(30 * 365 * 24 * 3600)
+    now + Duration::from_hours(30 * 365 * 24)
 }
 
 fn not_started(error: &io::Error) -> (AgentExit, u8) {
@@ -224,7 +224,8 @@ impl Supervisor<'_> {
         async move {
             let mut heard = Instant::now();
             loop {
-                match timeout(limit, grant.next()).await {
+                // Half the time to hear a line, the other half to get through again on a new connection.
+                match timeout(limit / 2, grant.next()).await {
                     Ok(Ok(GrantLine::Stop { reason })) => return reason,
                     Ok(Ok(GrantLine::Alive | GrantLine::Granted { .. })) => {
                         heard = Instant::now();

@@ -67,7 +67,7 @@ impl Grant {
 }
 
 /// For how long a lost answer is asked for again. The gateway may just be starting anew.
-const ASK_FOR: Duration = Duration::from_secs(60);
+const ASK_FOR: Duration = Duration::from_mins(1);
 /// A line is short: a word and two numbers.
 const MAX_LINE: usize = 4096;
 

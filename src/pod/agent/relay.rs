@@ -42,7 +42,7 @@ pub enum RelayError {
 /// Connections at once; more wait to be accepted. Each takes about 40 KiB, so all of them stay below 15 MiB.
 const CONNECTIONS: usize = 256;
 /// A client that sends no request for this long loses its connection, and makes room.
-const IDLE: Duration = Duration::from_secs(60);
+const IDLE: Duration = Duration::from_mins(1);
 
 /// A relay that listens.
 pub(super) struct Relay {
@@ -69,12 +69,6 @@ impl Relay {
             gateway: Arc::new(gateway),
             port,
         })
-    }
-
-    /// Where it listens.
-    #[must_use]
-    pub(super) fn port(&self) -> u16 {
-        self.port
     }
 
     /// Relays until it is dropped.

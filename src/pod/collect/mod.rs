@@ -4,6 +4,7 @@
 //! ignore. It compares the work tree with the baseline, reads HEAD as text and the output as a regular file.
 
 mod findings;
+mod history;
 mod output;
 mod walk;
 
@@ -17,7 +18,7 @@ use rustix::io::Errno;
 use crate::api::wire::{
     Drift, DriftFacts, GitDir, HeadSeen, InputOutcome, Outcome, Plan, UnknownReason,
 };
-use crate::api::{Failure, Fault as _, InputName};
+use crate::api::{Failure, Fault as _, InputName, RefName};
 use crate::pod::baseline::{self, Baseline, BaselineInput};
 use crate::pod::client::Gateway;
 use crate::pod::{head, retry, summary};
@@ -117,7 +118,7 @@ fn compare(options: &Options, input: &BaselineInput, deadline: Instant) -> Drift
     let (findings, head, git_dir) = match open_root(&options.workspace, &input.path) {
         Ok(root) => {
             let seen = head::read(&root);
-            let head = where_head_is(&seen, input);
+            let head = where_head_is(&root, &seen, input);
             (walk::compare(root, &baseline, deadline), head, seen.git_dir)
         }
         Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {
@@ -174,24 +175,23 @@ fn read_baseline(directory: &Path, input: &InputName) -> Result<Vec<u8>, String>
     baseline::read(directory, input).map_err(|error| error.to_string())
 }
 
-fn where_head_is(seen: &head::Seen, input: &BaselineInput) -> HeadSeen {
-    let branch = input.branch.as_ref().map(|name| name.as_str());
+fn where_head_is(root: &OwnedFd, seen: &head::Seen, input: &BaselineInput) -> HeadSeen {
     if !seen.readable {
-        HeadSeen::Unreadable
-    } else if seen.commit.as_ref() == Some(&input.commit) {
-        if seen.branch.as_deref() == branch {
-            HeadSeen::Pinned
-        } else {
-            HeadSeen::Moved {
-                to: seen.commit.clone(),
-                pinned_is_ancestor: Some(true),
-            }
+        return HeadSeen::Unreadable;
+    }
+    let branch = input.branch.as_ref().map(RefName::as_str);
+    let pinned_is_ancestor = match &seen.commit {
+        Some(commit) if *commit == input.commit && seen.branch.as_deref() == branch => {
+            return HeadSeen::Pinned;
         }
-    } else {
-        HeadSeen::Moved {
-            to: seen.commit.clone(),
-            pinned_is_ancestor: None,
-        }
+        Some(commit) => head::open_git_dir(root)
+            .ok()
+            .and_then(|git| history::is_ancestor(&git, &input.commit, commit)),
+        None => None,
+    };
+    HeadSeen::Moved {
+        to: seen.commit.clone(),
+        pinned_is_ancestor,
     }
 }
 

@@ -179,7 +179,7 @@ impl<'a> Worker<'a> {
         let mut late = 0_u32;
         while let Some(next) = listing.next() {
             late = late.wrapping_add(1);
-            if late % 1024 == 0 && self.is_late() {
+            if late.is_multiple_of(1024) && self.is_late() {
                 return;
             }
             let Ok(found) = next else {
@@ -404,7 +404,7 @@ impl<'a> Worker<'a> {
         let mut late = 0_u32;
         while let Some(next) = listing.next() {
             late = late.wrapping_add(1);
-            if late % 1024 == 0 && self.is_late() {
+            if late.is_multiple_of(1024) && self.is_late() {
                 return;
             }
             let Ok(found) = next else {

@@ -90,7 +90,9 @@ impl Default for Limits {
 /// git makes chains of at most 4095 deltas.
 const MAX_CHAIN: usize = 4096;
 /// Compressed entries up to this size are read at once.
-const WHOLE_READ: u64 = 16 << 20;
+const WHOLE_READ: usize = 16 << 20;
+/// The head of an entry takes at most 10 bytes for the size, and 10 or 32 for the base.
+const HEAD_MAX: usize = 64;
 
 /// A pack and its index. Shared by any number of [`PackReader`]s.
 pub(crate) struct Pack {
@@ -163,11 +165,6 @@ impl Pack {
             raw: Vec::new(),
             cache: BaseCache::default(),
         }
-    }
-
-    fn entry_end(&self, offset: u64) -> u64 {
-        let next = self.offsets.partition_point(|o| *o <= offset);
-        self.offsets.get(next).copied().unwrap_or(self.end)
     }
 }
 
@@ -283,89 +280,103 @@ impl PackReader<'_> {
     }
 
     fn read_at(&mut self, offset: u64) -> Result<(Kind, Arc<[u8]>), PackError> {
-        let mut deltas = Vec::new();
+        let mut scripts = Vec::new();
         let mut at = offset;
         let (kind, mut content) = loop {
             if let Some(cached) = self.cache.get(at) {
                 break cached;
             }
-            let head = self.head_at(at)?;
-            match head.stored {
+            let (stored, bytes) = self.entry(at)?;
+            match stored {
                 Stored::Whole(kind) => {
-                    let content: Arc<[u8]> = self.inflate_entry(at, head)?.into();
-                    if !deltas.is_empty() {
+                    let content = bytes.into();
+                    if !scripts.is_empty() {
                         self.cache.put(at, kind, &content, self.limits.cache);
                     }
                     break (kind, content);
                 }
                 Stored::Delta { base } => {
-                    if deltas.len() >= MAX_CHAIN {
+                    if scripts.len() >= MAX_CHAIN {
                         return Err(PackError::Damaged { offset });
                     }
-                    deltas.push((at, head));
+                    scripts.push((at, bytes));
                     at = base;
                 }
             }
         };
-        while let Some((at, head)) = deltas.pop() {
-            let script = self.inflate_entry(at, head)?;
+        while let Some((at, script)) = scripts.pop() {
             content = delta::apply(&content, &script, self.limits.object)
                 .map_err(|source| PackError::Delta { offset: at, source })?
                 .into();
-            if !deltas.is_empty() {
+            if !scripts.is_empty() {
                 self.cache.put(at, kind, &content, self.limits.cache);
             }
         }
         Ok((kind, content))
     }
 
-    fn inflate_entry(&mut self, offset: u64, head: Head) -> Result<Vec<u8>, PackError> {
+    /// What an entry stores, inflated: an object, or the script of a delta. One read where it is not large.
+    fn entry(&mut self, offset: u64) -> Result<(Stored, Vec<u8>), PackError> {
+        let end = self.pack.entry_end(offset);
+        let damaged = |source| PackError::Inflate { offset, source };
+        let whole = usize::try_from(end.saturating_sub(offset))
+            .ok()
+            .filter(|n| *n <= WHOLE_READ);
+        self.raw.resize(whole.unwrap_or(HEAD_MAX), 0);
+        self.pack
+            .file
+            .read_exact_at(&mut self.raw, offset)
+            .map_err(PackError::Read)?;
+        let head = self.pack.head(&self.raw, offset)?;
         let limit = self.limits.object;
         let size = usize::try_from(head.size)
             .ok()
             .filter(|size| *size <= limit)
             .ok_or(PackError::TooLarge { offset, limit })?;
-        let start = offset + head.length as u64;
-        let end = self.pack.entry_end(offset);
-        if end.saturating_sub(start) <= WHOLE_READ {
-            let length = usize::try_from(end.saturating_sub(start)).unwrap_or(0);
-            self.raw.resize(length, 0);
-            self.pack
-                .file
-                .read_exact_at(&mut self.raw, start)
-                .map_err(PackError::Read)?;
-            self.inflater
-                .inflate(&self.raw, size)
-                .map_err(|source| PackError::Inflate { offset, source })
+        let bytes = if whole.is_some() {
+            let packed = self.raw.get(head.length..).unwrap_or_default();
+            self.inflater.inflate(packed, size).map_err(damaged)?
         } else {
+            let at = offset + head.length as u64;
+            let mut bytes = Vec::with_capacity(size);
             let mut from = Section {
                 file: &self.pack.file,
-                at: start,
+                at,
                 end,
             };
-            let mut content = Vec::with_capacity(size);
             self.inflater
-                .stream(&mut from, &mut content, head.size)
-                .map_err(|source| PackError::Inflate { offset, source })?;
-            Ok(content)
-        }
+                .stream(&mut from, &mut bytes, head.size)
+                .map_err(damaged)?;
+            bytes
+        };
+        Ok((head.stored, bytes))
     }
 
-    /// Reads the head of an entry: kind and size, and where its base is.
     fn head_at(&self, offset: u64) -> Result<Head, PackError> {
-        let damaged = || PackError::Damaged { offset };
-        // Size takes at most 10 bytes, an offset 10, a base's id 32.
-        let mut bytes = [0; 64];
-        let room = self.pack.end.saturating_sub(offset).min(64);
+        let mut bytes = [0; HEAD_MAX];
+        let room = self.pack.end.saturating_sub(offset).min(HEAD_MAX as u64);
         let window = usize::try_from(room)
             .ok()
-            .and_then(|n| bytes.get_mut(..n))
-            .ok_or_else(damaged)?;
+            .and_then(|room| bytes.get_mut(..room))
+            .ok_or(PackError::Damaged { offset })?;
         self.pack
             .file
             .read_exact_at(window, offset)
             .map_err(PackError::Read)?;
-        let mut rest = &*window;
+        self.pack.head(window, offset)
+    }
+}
+
+impl Pack {
+    fn entry_end(&self, offset: u64) -> u64 {
+        let next = self.offsets.partition_point(|o| *o <= offset);
+        self.offsets.get(next).copied().unwrap_or(self.end)
+    }
+
+    /// Takes apart the head of an entry: kind and size, and where its base is.
+    fn head(&self, bytes: &[u8], offset: u64) -> Result<Head, PackError> {
+        let damaged = || PackError::Damaged { offset };
+        let mut rest = bytes;
         let total = rest.len();
         let mut next = || -> Result<u8, PackError> {
             let (byte, after) = rest.split_first().ok_or(PackError::Damaged { offset })?;
@@ -409,12 +420,12 @@ impl PackReader<'_> {
             }
             7 => {
                 let (raw, after) = rest
-                    .split_at_checked(super::raw_len(self.pack.format))
+                    .split_at_checked(super::raw_len(self.format))
                     .ok_or_else(damaged)?;
                 rest = after;
                 let id = ObjectId::from_raw(raw).ok_or_else(damaged)?;
                 Stored::Delta {
-                    base: self.pack.index.find(&id).ok_or(PackError::Missing { id })?,
+                    base: self.index.find(&id).ok_or(PackError::Missing { id })?,
                 }
             }
             _ => return Err(damaged()),

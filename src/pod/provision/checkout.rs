@@ -10,6 +10,8 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use rustix::fs::{self, Mode, OFlags, Timespec, Timestamps};
 
+use super::attributes::{Attributes, Conversion};
+use super::convert::ConvertError;
 use super::index_file::{IndexStat, TreeRecord};
 use super::safe_path::{self, UnsafeName};
 use super::write_file::{self, WrittenFile};
@@ -58,6 +60,15 @@ pub enum CheckoutError {
         /// The mode.
         mode: u32,
     },
+    /// A file that cannot be written as its attributes ask for.
+    #[error("cannot convert `{path}`")]
+    Convert {
+        /// The path, made safe to print.
+        path: String,
+        /// Why.
+        #[source]
+        source: ConvertError,
+    },
     /// The disk did not take it.
     #[error("cannot write `{path}`")]
     Write {
@@ -72,9 +83,10 @@ pub enum CheckoutError {
 impl Fault for CheckoutError {
     fn reason(&self) -> Reason {
         match self {
-            Self::Pack(PackError::TooLarge { .. }) | Self::Object { .. } | Self::Mode { .. } => {
-                Reason::CheckoutFailed
-            }
+            Self::Pack(PackError::TooLarge { .. })
+            | Self::Object { .. }
+            | Self::Mode { .. }
+            | Self::Convert { .. } => Reason::CheckoutFailed,
             Self::Pack(_) => Reason::PackInvalid,
             Self::UnsafeName { .. } | Self::Twice { .. } => Reason::UnsafePath,
             Self::Write { source, .. } if super::is_no_space(source) => Reason::NoSpaceForInputs,
@@ -137,6 +149,7 @@ pub(super) fn checkout(
     let root = Directory {
         fd: Arc::new(root),
         path: Arc::from([]),
+        attributes: None,
     };
     queue.push(Task::Tree {
         parent: root,
@@ -167,6 +180,8 @@ pub(super) fn checkout(
 struct Directory {
     fd: Arc<OwnedFd>,
     path: Arc<[u8]>,
+    /// What holds for its files; of a directory that is not made yet, what holds above it.
+    attributes: Option<Arc<Attributes>>,
 }
 
 impl Directory {
@@ -310,7 +325,7 @@ impl<'a> Worker<'a> {
         name: Option<&[u8]>,
         id: ObjectId,
     ) -> Result<(), CheckoutError> {
-        let directory = match name {
+        let mut directory = match name {
             None => parent.clone(),
             Some(name) => make_directory(parent, name)?,
         };
@@ -320,6 +335,7 @@ impl<'a> Worker<'a> {
             id,
         });
         self.made.empty_trees |= content.is_empty() && name.is_some();
+        self.read_attributes(&mut directory, &content)?;
         let mut files = Vec::new();
         for entry in TreeEntries::new(&content, self.pack.format()) {
             let entry = entry.map_err(|source| CheckoutError::Object { id, source })?;
@@ -361,6 +377,24 @@ impl<'a> Worker<'a> {
         self.files(&directory, &files)
     }
 
+    /// Adds the rules of the directory's own `.gitattributes`. A link of that name is not read, as in git.
+    fn read_attributes(
+        &mut self,
+        directory: &mut Directory,
+        tree: &[u8],
+    ) -> Result<(), CheckoutError> {
+        let own = TreeEntries::new(tree, self.pack.format())
+            .filter_map(Result::ok)
+            .find(|entry| entry.name == b".gitattributes" && canonical(entry.mode) == Some(FILE));
+        if let Some(entry) = own {
+            let content = self.reader.read(&entry.id, Kind::Blob)?;
+            let above = directory.attributes.take();
+            directory.attributes =
+                Some(Arc::new(Attributes::read(above, &directory.path, &content)));
+        }
+        Ok(())
+    }
+
     fn files(&mut self, directory: &Directory, files: &[File]) -> Result<(), CheckoutError> {
         for file in files {
             if self.queue.failed.load(Ordering::Relaxed) {
@@ -374,15 +408,19 @@ impl<'a> Worker<'a> {
                 }
                 LINK => write_file::symlink(&mut self.reader, &directory.fd, &file.name, &file.id)
                     .map_err(|error| error.at(&path))?,
-                mode => write_file::regular(
-                    &mut self.reader,
-                    &directory.fd,
-                    &file.name,
-                    &file.id,
-                    mode == EXECUTABLE,
-                    self.times,
-                )
-                .map_err(|error| error.at(&path))?,
+                mode => {
+                    let conversion = directory
+                        .attributes
+                        .as_ref()
+                        .map_or_else(Conversion::default, |rules| rules.conversion(&path));
+                    let how = write_file::How {
+                        executable: mode == EXECUTABLE,
+                        conversion,
+                        times: self.times,
+                    };
+                    write_file::regular(&mut self.reader, &directory.fd, &file.name, &file.id, &how)
+                        .map_err(|error| error.at(&path))?
+                }
             };
             self.made.entries.push(Written {
                 path,
@@ -427,6 +465,7 @@ fn make_directory(parent: &Directory, name: &[u8]) -> Result<Directory, Checkout
     Ok(Directory {
         fd: Arc::new(fd),
         path: path.into(),
+        attributes: parent.attributes.clone(),
     })
 }
 

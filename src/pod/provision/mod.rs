@@ -4,11 +4,15 @@
 //! written last. So a process that is killed at any moment leaves nothing that looks complete, and a second start begins
 //! by removing what the first one made. It touches only its own names: the volume may hold others (`lost+found`).
 
+mod attributes;
 mod checkout;
+mod convert;
 mod download;
+mod encoding;
 mod index_file;
 mod repository;
 mod safe_path;
+mod wildmatch;
 mod write_file;
 
 use std::fs;
@@ -24,7 +28,7 @@ pub use download::DownloadError;
 pub use repository::restore;
 
 use crate::api::wire::{Plan, PlannedInput, ProvisionReport, ProvisionedInput};
-use crate::api::{Failure, Fault, InputName, Reason, layout, safe_text};
+use crate::api::{Failure, Fault, InputName, Reason, RefName, layout, safe_text};
 use crate::pod::baseline::{self, BaselineError, BaselineInput, EntryKind, Manifest, NewEntry};
 use crate::pod::client::{CallError, Gateway};
 use crate::pod::head;
@@ -251,11 +255,15 @@ fn described(options: &Options, plan: &Plan, mut failure: Failure) -> Failure {
             .map(|i| i.pack.bytes + i.index.bytes)
             .sum();
         let mib = |bytes: u64| bytes.div_ceil(1 << 20);
-        failure.message += &format!(
-            "; the volume has {} MiB, {} MiB of them free, and the packs alone take {} MiB",
-            mib(volume.f_blocks.saturating_mul(volume.f_frsize)),
-            mib(volume.f_bavail.saturating_mul(volume.f_frsize)),
-            mib(packs),
+        let (all, free) = (volume.f_blocks, volume.f_bavail);
+        let (all, free) = (
+            mib(all.saturating_mul(volume.f_frsize)),
+            mib(free.saturating_mul(volume.f_frsize)),
+        );
+        let packs = mib(packs);
+        failure.message = format!(
+            "{}; the volume has {all} MiB, {free} MiB of them free, and the packs alone take {packs} MiB",
+            failure.message
         );
     }
     failure
@@ -388,7 +396,7 @@ fn assert_pinned(root: &Path, input: &PlannedInput) -> Result<(), ProvisionError
         .map(|root| head::read(&root));
     let pinned = seen.is_some_and(|seen| {
         seen.commit.as_ref() == Some(&input.commit)
-            && seen.branch.as_deref() == repository::branch(input).map(|b| b.as_str())
+            && seen.branch.as_deref() == repository::branch(input).map(RefName::as_str)
     });
     if pinned {
         Ok(())

@@ -38,8 +38,12 @@ pub(super) fn finish(root: &Path, input: &PlannedInput, index: &[u8]) -> io::Res
     fs::write(git.join("index"), index)?;
     fs::write(git.join("config"), config(input))?;
     if !input.shallow.is_empty() {
-        let lines: String = input.shallow.iter().map(|id| format!("{id}\n")).collect();
-        fs::write(git.join("shallow"), lines)?;
+        let lines: Vec<_> = input
+            .shallow
+            .iter()
+            .flat_map(|id| [id.as_str(), "\n"])
+            .collect();
+        fs::write(git.join("shallow"), lines.concat())?;
     }
     let commit = format!("{}\n", input.commit);
     let write_ref = |name: &str| {
@@ -107,20 +111,17 @@ fn config(input: &PlannedInput) -> String {
         }
         Some(_) | None => "+refs/heads/*:refs/remotes/origin/*".to_owned(),
     };
-    let mut text = format!(
+    let tracking = branch.map_or_else(String::new, |branch| {
+        let (name, merge) = (quoted(branch), quoted(&format!("refs/heads/{branch}")));
+        format!("[branch {name}]\n\tremote = origin\n\tmerge = {merge}\n")
+    });
+    format!(
         "[core]\n\trepositoryformatversion = {version}\n\tfilemode = true\n\tbare = false\n\
-         \tlogallrefupdates = true\n{extensions}[remote \"origin\"]\n\turl = {url}\n\tfetch = {fetch}\n",
+         \tlogallrefupdates = true\n{extensions}[remote \"origin\"]\n\turl = {url}\n\tfetch = {fetch}\n\
+         {tracking}",
         url = quoted(&input.origin),
         fetch = quoted(&fetch),
-    );
-    if let Some(branch) = branch {
-        let merge = quoted(&format!("refs/heads/{branch}"));
-        text += &format!(
-            "[branch {}]\n\tremote = origin\n\tmerge = {merge}\n",
-            quoted(branch)
-        );
-    }
-    text
+    )
 }
 
 /// A text in the quotes of git's configuration. Control characters cannot be in a URL or a ref name.

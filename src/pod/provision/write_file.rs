@@ -6,16 +6,20 @@ use std::os::fd::OwnedFd;
 use aws_lc_rs::digest;
 use rustix::fs::{self, AtFlags, Mode, OFlags, Timestamps};
 
+use super::attributes::Conversion;
 use super::checkout::CheckoutError;
+use super::convert::{self, ConvertError};
 use super::index_file::IndexStat;
 use crate::api::safe_text;
-use crate::pod::objects::{Kind, ObjectId, PackError, PackReader};
+use crate::pod::objects::{InflateError, Kind, ObjectId, PackError, PackReader};
 
 /// Why a file was not written.
 #[derive(Debug)]
 pub(super) enum FileError {
     /// Its blob is not to be had.
     Pack(PackError),
+    /// It cannot be written as its attributes ask for.
+    Convert(ConvertError),
     /// The disk did not take it.
     Write(io::Error),
 }
@@ -25,6 +29,10 @@ impl FileError {
     pub(super) fn at(self, path: &[u8]) -> CheckoutError {
         match self {
             Self::Pack(error) => CheckoutError::Pack(error),
+            Self::Convert(source) => CheckoutError::Convert {
+                path: safe_text(path),
+                source,
+            },
             Self::Write(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 CheckoutError::Twice {
                     path: safe_text(path),
@@ -50,22 +58,32 @@ pub(super) struct WrittenFile {
 /// Blobs above this size go to disk without being held in memory, if the pack stores them whole.
 const STREAM_ABOVE: u64 = 16 << 20;
 
-/// Writes a regular file with the given time.
+/// How a regular file is written.
+pub(super) struct How<'t> {
+    pub(super) executable: bool,
+    pub(super) conversion: Conversion,
+    pub(super) times: &'t Timestamps,
+}
+
+/// Writes a regular file.
 pub(super) fn regular(
     reader: &mut PackReader<'_>,
     directory: &OwnedFd,
     name: &[u8],
     id: &ObjectId,
-    executable: bool,
-    times: &Timestamps,
+    how: &How<'_>,
 ) -> Result<WrittenFile, FileError> {
-    let mode = Mode::from_raw_mode(if executable { 0o777 } else { 0o666 });
+    let mode = Mode::from_raw_mode(if how.executable { 0o777 } else { 0o666 });
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let create = || fs::openat(directory, name, flags, mode).map_err(write_failed);
-    let (file, size, sha256, lfs_pointer) = if let Some(size) = reader
-        .streamable(id, STREAM_ABOVE)
-        .map_err(FileError::Pack)?
-    {
+    let large = if how.conversion.is_none() {
+        reader
+            .streamable(id, STREAM_ABOVE)
+            .map_err(FileError::Pack)?
+    } else {
+        None
+    };
+    let (file, size, sha256, lfs_pointer) = if let Some(size) = large {
         let mut sink = Sink {
             file: create()?.into(),
             hash: digest::Context::new(&digest::SHA256),
@@ -79,17 +97,18 @@ pub(super) fn regular(
         )
     } else {
         let content = reader.read(id, Kind::Blob).map_err(FileError::Pack)?;
+        let bytes = convert::to_disk(&how.conversion, &content, id).map_err(FileError::Convert)?;
         let mut file = std::fs::File::from(create()?);
-        file.write_all(&content).map_err(FileError::Write)?;
-        let sha256 = array(digest::digest(&digest::SHA256, &content).as_ref());
+        file.write_all(&bytes).map_err(FileError::Write)?;
+        let sha256 = array(digest::digest(&digest::SHA256, &bytes).as_ref());
         (
             OwnedFd::from(file),
-            content.len() as u64,
+            bytes.len() as u64,
             sha256,
             is_lfs_pointer(&content),
         )
     };
-    fs::futimens(&file, times).map_err(write_failed)?;
+    fs::futimens(&file, how.times).map_err(write_failed)?;
     let stat = fs::fstat(&file).map_err(write_failed)?;
     Ok(WrittenFile {
         stat: IndexStat::of(&stat),
@@ -127,12 +146,14 @@ fn write_failed(errno: rustix::io::Errno) -> FileError {
 }
 
 fn stream_failed(error: PackError) -> FileError {
-    match error {
-        PackError::Inflate {
-            source: crate::pod::objects::InflateError::Write(error),
-            ..
-        } => FileError::Write(error),
-        other => FileError::Pack(other),
+    if let PackError::Inflate {
+        source: InflateError::Write(error),
+        ..
+    } = error
+    {
+        FileError::Write(error)
+    } else {
+        FileError::Pack(error)
     }
 }
 
