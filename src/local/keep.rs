@@ -119,12 +119,12 @@ fn repositories_below(top: &Path) -> io::Result<Vec<PathBuf>> {
 /// The entries of a directory that is ours, whatever mode an agent gave it. What cannot be looked into cannot be called
 /// safe, so that is an error.
 fn read_dir(dir: &Path) -> io::Result<fs::ReadDir> {
-    fs::read_dir(dir).or_else(|error| match error.kind() {
-        io::ErrorKind::PermissionDenied => {
-            fs::set_permissions(dir, fs::Permissions::from_mode(0o700))?;
-            fs::read_dir(dir)
+    fs::read_dir(dir).or_else(|error| {
+        if error.kind() != io::ErrorKind::PermissionDenied {
+            return Err(error);
         }
-        _ => Err(error),
+        fs::set_permissions(dir, fs::Permissions::from_mode(0o700))?;
+        fs::read_dir(dir)
     })
 }
 
