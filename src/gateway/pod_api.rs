@@ -35,7 +35,18 @@ pub(super) async fn pack(which: &str, request: PodRequest, caller: &Caller) -> A
         _ => return Err(unknown()),
     };
     match ServeFile::new(file).oneshot(request).await {
-        Ok(response) => Ok(response.map(Body::new)),
+        Ok(response) if response.status().is_success() => Ok(response.map(Body::new)),
+        // The file is gone, unreadable, or shorter than what was promised of it.
+        Ok(response) => {
+            let status = response.status();
+            let detail = format!("the pack on the host side is not whole any more ({status})");
+            Err(refusal(&Problem::new(
+                status.as_u16(),
+                Reason::PackInvalid,
+                detail,
+                "",
+            )))
+        }
         Err(never) => match never {},
     }
 }

@@ -121,7 +121,11 @@ impl LocalPod {
             Some(ProvisionReport::Done { .. }) if said.success => {}
             Some(ProvisionReport::Failed { failure }) => return Err(failure),
             Some(ProvisionReport::Done { .. }) | None => {
-                let message = format!("provision ended without a report: {}", said.words);
+                let words = match said.words.as_str() {
+                    "" => "it said nothing",
+                    words => words,
+                };
+                let message = format!("provision ended without a report: {words}");
                 return Err(Failure::new(Reason::ProvisionKilled, message));
             }
         }

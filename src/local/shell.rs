@@ -489,7 +489,11 @@ fn record_facts(entries: &[Entry]) -> RecordFacts {
         .iter()
         .filter_map(|entry| Some((entry.at.parse().ok()?, entry.event()?)))
         .collect();
-    RecordFacts::of(events.iter().map(|(at, event)| (*at, event)))
+    let mut facts = RecordFacts::of(events.iter().map(|(at, event)| (*at, event)));
+    facts.head = entries
+        .last()
+        .map(|entry| (entry.sequence, entry.hash.clone()));
+    facts
 }
 
 fn resolved_event(attempt: Attempt, input: &ResolvedInput) -> Event {

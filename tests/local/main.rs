@@ -1,0 +1,19 @@
+//! Whole runs on this machine, as a user starts them: the built programs, a real forge, real sandboxes, a real record.
+//!
+//! Started as root (as CI is), the program becomes an unprivileged user by itself: that is the case that must be right.
+// `cfg(test)` is always so here; it tells clippy that helpers of tests may unwrap, too.
+#![cfg(test)]
+
+mod support;
+
+mod bad_input;
+mod calls;
+mod drift;
+mod endings;
+mod fail_closed;
+mod git;
+mod once;
+mod pinned;
+mod reach;
+mod record;
+mod secrets;
