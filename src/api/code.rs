@@ -92,10 +92,10 @@ impl Fault for Failure {
 }
 
 macro_rules! codes {
-    ($($(#[$doc:meta])* $code:ident = $text:literal, $exit:expr;)*) => {
+    ($($(#[doc = $doc:literal])* $code:ident = $text:literal, $exit:expr;)*) => {
         /// An error code: what users match on. Its text never changes.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-        pub enum Code { $($(#[$doc])* $code,)* }
+        pub enum Code { $($(#[doc = $doc])* $code,)* }
 
         impl Code {
             /// Every code, in the order of the documentation.
@@ -105,6 +105,12 @@ macro_rules! codes {
             #[must_use]
             pub const fn as_str(self) -> &'static str {
                 match self { $(Self::$code => $text,)* }
+            }
+
+            /// What it stands for: one sentence.
+            #[must_use]
+            pub fn meaning(self) -> &'static str {
+                match self { $(Self::$code => concat!($($doc),*).trim(),)* }
             }
 
             /// The exit code of `sandboxrun run`, 240 to 254; `None`: the agent's own, or a code of a call.

@@ -10,7 +10,14 @@ use serde::{Deserialize, Serialize};
     group = "sandboxrun.dev",
     version = "v1alpha1",
     kind = "Connector",
-    namespaced
+    namespaced,
+    printcolumn(name = "Type", type_ = "string", json_path = ".spec.type"),
+    printcolumn(name = "URL", type_ = "string", json_path = ".spec.url"),
+    printcolumn(
+        name = "Age",
+        type_ = "date",
+        json_path = ".metadata.creationTimestamp"
+    )
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ConnectorSpec {

@@ -22,6 +22,8 @@ pub mod wire;
 #[cfg(feature = "host")]
 mod connector;
 #[cfg(feature = "host")]
+pub mod crd;
+#[cfg(feature = "host")]
 mod event;
 #[cfg(feature = "host")]
 pub mod manifest;
@@ -31,6 +33,8 @@ mod parse;
 mod sandboxrun;
 #[cfg(feature = "host")]
 mod spec;
+#[cfg(feature = "host")]
+mod spec_digest;
 #[cfg(feature = "host")]
 mod status;
 #[cfg(feature = "host")]

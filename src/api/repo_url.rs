@@ -144,47 +144,44 @@ impl RepoUrl {
     }
 
     fn https(text: &str) -> Result<Self, RepoUrlError> {
-        let url = parse_url(text)?;
-        if !url.username().is_empty() || url.password().is_some() {
+        let at = Authority::of(text)?;
+        if at.user.is_some() {
             return Err(RepoUrlError::Credential);
         }
-        let (host, port) = host_and_port(&url, 443)?;
-        let path = segments(raw_path(text)?)?;
-        Ok(Self {
-            text: text.to_owned(),
-            transport: Transport::Https,
-            user: None,
-            host,
-            port,
-            path,
-        })
+        Self::with_authority(text, &at, Transport::Https, 443)
     }
 
     fn ssh(text: &str) -> Result<Self, RepoUrlError> {
-        let url = parse_url(text)?;
-        if url.password().is_some() {
-            return Err(RepoUrlError::Credential);
+        let at = Authority::of(text)?;
+        match at.user {
+            Some(user) if user.contains(':') => return Err(RepoUrlError::Credential),
+            Some(user) if !is_plain(user) => return Err(RepoUrlError::Host),
+            Some(_) | None => {}
         }
-        let user = Some(url.username().to_owned()).filter(|u| !u.is_empty());
-        if user.as_deref().is_some_and(|u| !is_plain(u)) {
-            return Err(RepoUrlError::Host);
-        }
-        let (host, port) = host_and_port(&url, 22)?;
-        let path = segments(raw_path(text)?)?;
+        Self::with_authority(text, &at, Transport::Ssh, 22)
+    }
+
+    fn with_authority(
+        text: &str,
+        at: &Authority<'_>,
+        transport: Transport,
+        default_port: u16,
+    ) -> Result<Self, RepoUrlError> {
+        let (host, port) = at.host_and_port(default_port)?;
         Ok(Self {
             text: text.to_owned(),
-            transport: Transport::Ssh,
-            user,
+            transport,
+            user: at.user.map(str::to_owned),
             host,
             port,
-            path,
+            path: segments(at.path)?,
         })
     }
 
     fn scp_like(text: &str) -> Result<Self, RepoUrlError> {
         let (user, rest) = text.split_once('@').ok_or(RepoUrlError::Scheme)?;
         let (host, path) = rest.split_once(':').ok_or(RepoUrlError::Scheme)?;
-        if !is_plain(user) || host.is_empty() || !is_plain(host) {
+        if !is_plain(user) || !is_plain(host) {
             return Err(RepoUrlError::Host);
         }
         Ok(Self {
@@ -276,24 +273,23 @@ impl FromStr for Origin {
         if text.contains(['?', '#']) {
             return Err(RepoUrlError::QueryOrFragment);
         }
-        let default = match text.split_once("://") {
-            Some(("https", _)) => 443,
-            Some(("ssh", _)) => 22,
+        let (scheme, default) = match text.split_once("://") {
+            Some((scheme @ "https", _)) => (scheme, 443),
+            Some((scheme @ "ssh", _)) => (scheme, 22),
             Some(_) | None => return Err(RepoUrlError::Scheme),
         };
-        let url = parse_url(text)?;
-        if !url.username().is_empty() || url.password().is_some() {
+        let at = Authority::of(text)?;
+        if at.user.is_some() {
             return Err(RepoUrlError::Credential);
         }
-        let (host, port) = host_and_port(&url, default)?;
-        let path = raw_path(text).unwrap_or("");
-        let prefix = if path.trim_matches('/').is_empty() {
+        let (host, port) = at.host_and_port(default)?;
+        let prefix = if at.path.trim_matches('/').is_empty() {
             Vec::new()
         } else {
-            segments(path)?
+            segments(at.path)?
         };
         Ok(Self {
-            scheme: url.scheme().to_owned(),
+            scheme: scheme.to_owned(),
             host,
             port,
             prefix,
@@ -347,35 +343,40 @@ pub(super) fn path_below(text: &str) -> Result<(), RepoUrlError> {
     segments(text).map(|_| ())
 }
 
-/// Reads an address, but not one whose host `Url` would repair: git reads the user's own text, and both must mean the
-/// same host (`https:///host`, `https://h%6fst`).
-fn parse_url(text: &str) -> Result<Url, RepoUrlError> {
-    let authority = text
-        .split_once("://")
-        .map(|(_, rest)| rest.split('/').next());
-    let authority = authority.flatten().unwrap_or_default();
-    let host = authority.rsplit('@').next().unwrap_or_default();
-    if host.is_empty() || host.contains('%') {
-        return Err(RepoUrlError::Host);
+/// What stands between `://` and the path, as the user wrote it. `Url` repairs what it reads (`https:///host`,
+/// `h%6fst`, `a/../b`); git reads the user's own text, and both must mean the same server.
+struct Authority<'a> {
+    text: &'a str,
+    user: Option<&'a str>,
+    host: &'a str,
+    path: &'a str,
+}
+
+impl<'a> Authority<'a> {
+    fn of(text: &'a str) -> Result<Self, RepoUrlError> {
+        let (_, rest) = text.split_once("://").ok_or(RepoUrlError::Scheme)?;
+        let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+        let (user, host) = match authority.rsplit_once('@') {
+            Some((user, host)) => (Some(user), host),
+            None => (None, authority),
+        };
+        Ok(Self {
+            text,
+            user,
+            host,
+            path,
+        })
     }
-    Url::parse(text).map_err(|_| RepoUrlError::Host)
-}
 
-/// A host that can go to a command line, as letters, digits, `.`, `_` and `-`, or as an IPv6 address in brackets.
-fn host_and_port(url: &Url, default: u16) -> Result<(String, u16), RepoUrlError> {
-    let host = url
-        .host_str()
-        .filter(|h| is_plain(h) || (h.starts_with('[') && h.ends_with(']')))
-        .ok_or(RepoUrlError::Host)?;
-    Ok((host.to_ascii_lowercase(), url.port().unwrap_or(default)))
-}
-
-/// The path as the user wrote it: `Url` would resolve `..` before we can refuse it.
-fn raw_path(text: &str) -> Result<&str, RepoUrlError> {
-    let (_, rest) = text.split_once("://").ok_or(RepoUrlError::Scheme)?;
-    rest.find('/')
-        .and_then(|at| rest.get(at..))
-        .ok_or(RepoUrlError::Path)
+    /// A host that can go to a command line: ASCII letters, digits, `.`, `_` and `-`, or an IPv6 address in brackets.
+    fn host_and_port(&self, default: u16) -> Result<(String, u16), RepoUrlError> {
+        let url = Url::parse(self.text).map_err(|_| RepoUrlError::Host)?;
+        let name = self.host.split(':').next().unwrap_or_default();
+        let plain = self.host.starts_with('[') || is_plain(name);
+        let host = url.host_str().filter(|host| plain && !host.is_empty());
+        let host = host.ok_or(RepoUrlError::Host)?;
+        Ok((host.to_ascii_lowercase(), url.port().unwrap_or(default)))
+    }
 }
 
 fn segments(path: &str) -> Result<Vec<String>, RepoUrlError> {
@@ -399,8 +400,7 @@ fn segments(path: &str) -> Result<Vec<String>, RepoUrlError> {
 
 /// A user or host of an ssh address, which goes to a command line: nothing that an option or a shell could be.
 fn is_plain(text: &str) -> bool {
-    !text.is_empty()
-        && !text.starts_with('-')
+    text.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_')
         && text
             .bytes()
             .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'))
@@ -420,6 +420,9 @@ mod tests {
     #[case::backslash("https://evil\\@good/a", Err(RepoUrlError::Unsafe))]
     #[case::no_host("https:///host/a", Err(RepoUrlError::Host))]
     #[case::encoded_host("https://h%6fst/a", Err(RepoUrlError::Host))]
+    #[case::empty_user("https://@host/a", Err(RepoUrlError::Credential))]
+    #[case::unicode_host("https://h\u{f6}st/a", Err(RepoUrlError::Host))]
+    #[case::ipv6("ssh://git@[::1]:2222/a", Ok("ssh://[::1]:2222/a"))]
     #[case::odd_ssh_host("ssh://ho$st/a", Err(RepoUrlError::Host))]
     #[case::newline("https://host/a\n.git", Err(RepoUrlError::Unsafe))]
     #[case::dots("https://host/a/%2e%2e/b", Err(RepoUrlError::Unsafe))]

@@ -81,6 +81,22 @@ pub(super) const WORKING_PLACES: &[&str] = &[
     "/tmp",
 ];
 
+/// Headers that say how a message is sent, not what: the connection's own.
+pub(super) const CONNECTION_HEADERS: &[&str] = &[
+    "host",
+    "content-length",
+    "transfer-encoding",
+    "connection",
+    "keep-alive",
+    "upgrade",
+    "te",
+    "trailer",
+    "expect",
+];
+
+/// `spec` against the stored one.
+pub(super) const IMMUTABLE: &str = "cannot be changed: make a new SandboxRun, under another name";
+
 /// Names of inputs and lookups.
 pub(super) const LABEL: &str =
     "must be a DNS label: at most 40 of a-z, 0-9 and '-', first and last a letter or digit";
@@ -122,7 +138,7 @@ pub(super) const REF_TOO_LONG: &str = "is longer than 255 bytes";
 pub(super) const URL_CREDENTIAL: &str = "must not hold a user name or password: put the credential into a Secret and name its connector";
 /// Any URL.
 pub(super) const URL_HOST: &str =
-    "must name a host: a DNS name or an address, with an optional port";
+    "must name a host in ASCII: a DNS name or an address, with an optional port";
 /// Any URL.
 pub(super) const URL_PATH: &str = "must name a repository after the host";
 /// Any URL.

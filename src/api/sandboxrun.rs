@@ -15,7 +15,47 @@ use super::SandboxRunStatus;
     shortname = "sbr",
     category = "all",
     namespaced,
-    status = "SandboxRunStatus"
+    status = "SandboxRunStatus",
+    printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
+    printcolumn(
+        name = "Reason",
+        type_ = "string",
+        json_path = ".status.summary.reason"
+    ),
+    printcolumn(
+        name = "Inputs",
+        type_ = "string",
+        json_path = ".status.summary.inputs"
+    ),
+    printcolumn(name = "Drift", type_ = "string", json_path = ".status.summary.drift"),
+    printcolumn(
+        name = "Exit",
+        type_ = "integer",
+        json_path = ".status.result.exitCode"
+    ),
+    printcolumn(
+        name = "Age",
+        type_ = "date",
+        json_path = ".metadata.creationTimestamp"
+    ),
+    printcolumn(
+        name = "Pod",
+        type_ = "string",
+        json_path = ".status.result.pod",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Node",
+        type_ = "string",
+        json_path = ".status.result.node",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Duration",
+        type_ = "string",
+        json_path = ".status.summary.duration",
+        priority = 1
+    )
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct SandboxRunSpec {
@@ -134,8 +174,8 @@ pub struct AgentSpec {
 pub struct EnvVar {
     /// Its name.
     pub name: String,
-    /// Its value.
-    #[serde(default)]
+    /// Its value. Default: empty.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub value: String,
 }
 

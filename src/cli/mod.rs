@@ -1,8 +1,13 @@
 //! What people type, and what it prints: raw flags become a validated configuration, then a room does the work.
 
 pub mod audit;
+mod crd;
+mod docs;
+mod explain;
+mod files;
 mod run;
 mod summary;
+mod validate;
 
 use std::io::{self, Write as _};
 use std::path::PathBuf;
@@ -27,6 +32,14 @@ pub struct Cli {
 enum Command {
     Run(run::RunArgs),
     Audit(audit::AuditArgs),
+    Validate(validate::ValidateArgs),
+    Explain(explain::ExplainArgs),
+    Crd(crd::CrdArgs),
+    /// Print the version.
+    Version,
+    /// Write the generated reference pages.
+    #[command(hide = true)]
+    Docs(docs::DocsArgs),
     /// Answers git's question for a credential, once. Started by git.
     #[command(name = credential_helper::COMMAND, hide = true)]
     CredentialHelper {
@@ -42,6 +55,25 @@ impl Cli {
         match self.command {
             Command::Run(args) => run::main(args),
             Command::Audit(args) => audit_main(args),
+            Command::Validate(args) => printed(|out| {
+                let verdict = validate::run(&args, out)?;
+                if let validate::Verdict::Unreadable(error) = &verdict {
+                    complain(&error.to_string());
+                }
+                Ok(verdict.exit_code())
+            }),
+            Command::Explain(args) => printed(|out| match explain::run(&args, out)? {
+                Ok(()) => Ok(0),
+                Err(error) => {
+                    complain(&error.to_string());
+                    Ok(USAGE)
+                }
+            }),
+            Command::Crd(args) => printed(|out| crd::run(&args, out).map(|()| 0)),
+            Command::Version => {
+                printed(|out| writeln!(out, "sandboxrun {}", env!("CARGO_PKG_VERSION")).map(|()| 0))
+            }
+            Command::Docs(args) => printed(|_| docs::run(&args).map(|()| 0)),
             Command::CredentialHelper { socket, action } => {
                 credential_helper::main(&socket, &action)
             }
@@ -72,6 +104,37 @@ fn audit_main(args: audit::AuditArgs) -> ExitCode {
             ExitCode::from(code)
         }
     }
+}
+
+/// The exit code of a command line that is wrong, as clap has it.
+const USAGE: u8 = 2;
+
+/// Runs a command that only prints. A reader that closed the pipe has seen enough.
+fn printed(command: impl FnOnce(&mut dyn io::Write) -> io::Result<u8>) -> ExitCode {
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    let closed = |error: &io::Error| error.kind() == io::ErrorKind::BrokenPipe;
+    let done = match command(&mut out) {
+        Ok(code) => out
+            .flush()
+            .or_else(|error| if closed(&error) { Ok(()) } else { Err(error) })
+            .map(|()| code),
+        Err(error) => Err(error),
+    };
+    match done {
+        Ok(code) => ExitCode::from(code),
+        Err(error) if closed(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            complain(&format!("cannot write: {error}"));
+            ExitCode::from(USAGE)
+        }
+    }
+}
+
+/// One line on stderr.
+fn complain(message: &str) {
+    let text = terminal_text(message.as_bytes(), false);
+    // With stderr closed there is nobody to tell.
+    let _closed = writeln!(io::stderr(), "error: {text}");
 }
 
 /// Shows a failure and gives its exit code.

@@ -277,14 +277,7 @@ fn load(files: &[PathBuf], secrets: &[SecretFlag]) -> Result<Loaded, RunError> {
 }
 
 fn read_file(path: &Path) -> Result<Vec<u8>, RunError> {
-    let limit = manifest::MAX_BYTES as u64 + 1; // one more than is allowed, so that the reader can say so
-    let mut bytes = Vec::new();
-    let read = if path == Path::new("-") {
-        io::stdin().lock().take(limit).read_to_end(&mut bytes)
-    } else {
-        File::open(path).and_then(|file| file.take(limit).read_to_end(&mut bytes))
-    };
-    read.map(|_| bytes).map_err(|source| RunError::Read {
+    super::files::read_manifest(path).map_err(|source| RunError::Read {
         path: path.display().to_string(),
         source,
     })
@@ -389,7 +382,7 @@ fn gather(documents: Vec<(String, Document)>) -> Result<Loaded, RunError> {
         .map_err(|error| wrong(format!("{file}: metadata.name: {error}")))?;
     let spec = RunSpec::parse(&run.spec).map_err(|errors| RunError::Spec { file, errors })?;
     let image = spec.agent.image.clone();
-    let digest = crate::api::digest(&serde_json::to_value(&run.spec).unwrap_or_default());
+    let digest = run.spec.digest();
     Ok(Loaded {
         run: Manifests {
             namespace,

@@ -16,7 +16,7 @@ use crate::api::{
 
 const API_VERSION: &str = "sandboxrun.dev/v1alpha1";
 
-type Found = Vec<Result<Document, ManifestError>>;
+type Found = Vec<(usize, Result<Document, ManifestError>)>;
 
 /// Reads one chunk of a file, which is one YAML document or some JSON values.
 pub(super) fn document(file: &str, chunk: &Chunk<'_>, found: &mut Found) {
@@ -41,17 +41,19 @@ pub(super) fn document(file: &str, chunk: &Chunk<'_>, found: &mut Found) {
     match tree::yaml(chunk.text) {
         Ok(root) if root.is_null() => {}
         Ok(root) => found.extend(object(&place, &root)),
-        Err(error) => found.push(Err(ManifestError {
-            file: file.to_owned(),
-            line: Some(error.line)
-                .filter(|line| *line > 0)
-                .map(|line| place.line(line)),
-            document: Some(place.number),
-            object: String::new(),
-            field: String::new(),
-            message: error.message.into(),
-            reason: Reason::NotDecodable,
-        })),
+        Err(error) => {
+            let line = Some(error.line).filter(|line| *line > 0);
+            let error = ManifestError {
+                file: file.to_owned(),
+                line: line.map(|line| place.line(line)),
+                document: Some(place.number),
+                object: String::new(),
+                field: String::new(),
+                message: error.message.into(),
+                reason: Reason::NotDecodable,
+            };
+            found.push((place.number, Err(error)));
+        }
     }
 }
 
@@ -85,8 +87,11 @@ fn object(place: &Place<'_>, root: &Node) -> Found {
     };
     let document = reader.read();
     match document {
-        Some(document) if reader.errors.is_empty() => vec![Ok(document)],
-        Some(_) | None => reader.errors.into_iter().map(Err).collect(),
+        Some(document) if reader.errors.is_empty() => vec![(place.number, Ok(document))],
+        Some(_) | None => {
+            let errors = reader.errors.into_iter();
+            errors.map(|error| (place.number, Err(error))).collect()
+        }
     }
 }
 

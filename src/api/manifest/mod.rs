@@ -4,6 +4,7 @@
 //! write instead; it never holds a value, since any value may be a secret that stands in the wrong place. A document
 //! that comes out keeps every rule of its kind.
 
+mod across;
 mod decode;
 mod split;
 #[cfg(test)]
@@ -15,6 +16,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use secrecy::{ExposeSecret, SecretSlice};
+
+pub use across::{Findings, Placed, across};
 
 use super::{Connector, Fault, Reason, SandboxRun};
 
@@ -156,11 +159,20 @@ impl fmt::Display for ManifestError {
 /// `file` is for the errors only: nothing is opened.
 #[must_use]
 pub fn read(file: &str, bytes: &[u8]) -> Vec<Result<Document, ManifestError>> {
+    read_numbered(file, bytes)
+        .into_iter()
+        .map(|(_, read)| read)
+        .collect()
+}
+
+/// As [`read`], and the number of each document in its file, from 1; 0 if the whole file is refused.
+#[must_use]
+pub fn read_numbered(file: &str, bytes: &[u8]) -> Vec<(usize, Result<Document, ManifestError>)> {
     let refuse = |message: Cow<'static, str>| {
         let file = file.to_owned();
         let (object, field) = (String::new(), String::new());
         let reason = Reason::NotDecodable;
-        vec![Err(ManifestError {
+        let error = ManifestError {
             file,
             line: None,
             document: None,
@@ -168,7 +180,8 @@ pub fn read(file: &str, bytes: &[u8]) -> Vec<Result<Document, ManifestError>> {
             field,
             message,
             reason,
-        })]
+        };
+        vec![(0, Err(error))]
     };
     if bytes.len() > MAX_BYTES {
         let message = format!(

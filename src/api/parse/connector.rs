@@ -7,19 +7,6 @@ use crate::api::{
     ParsedConnector, PathPattern, SecretKeyRef, SshSpec, TokenSpec, rules,
 };
 
-/// Headers that say how a message is sent, not what: the connection's own.
-const CONNECTION_HEADERS: &[&str] = &[
-    "host",
-    "content-length",
-    "transfer-encoding",
-    "connection",
-    "keep-alive",
-    "upgrade",
-    "te",
-    "trailer",
-    "expect",
-];
-
 impl ParsedConnector {
     /// Checks every rule of a connector and fills in what is left out.
     ///
@@ -120,7 +107,7 @@ fn header_auth(checks: &mut Checks, spec: &HeaderSpec) -> Auth {
     let lower = spec.name.to_ascii_lowercase();
     let good = (1..=rules::MAX_HEADER).contains(&lower.len())
         && lower.bytes().all(is_token)
-        && !CONNECTION_HEADERS.contains(&lower.as_str())
+        && !rules::CONNECTION_HEADERS.contains(&lower.as_str())
         && !lower.starts_with("proxy-");
     checks.rule(good, "spec.auth.header.name", rules::HEADER_NAME);
     let prefix = spec.prefix.clone().unwrap_or_default();
