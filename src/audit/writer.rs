@@ -25,6 +25,12 @@ pub(super) const MAX_BATCH: usize = 256;
 /// How many runs' states are remembered: far more than are alive on one machine, at about 500 bytes each.
 const MAX_KNOWN: usize = 20_000;
 
+/// The events that a run's state is made of: those that `rules::DECIDING` names.
+const DECIDING_EVENTS: &str = "SELECT body FROM events WHERE namespace = ? AND uid = ? AND kind IN \
+     ('run.created', 'attempt.dispatched', 'input.resolved', 'pod.creating', \
+      'inputs.provisioned', 'policy.proof', 'attempt.failed', 'attempt.abandoned', \
+      'agent.started', 'output', 'run.ended') ORDER BY sequence";
+
 /// One wish, and where the answer goes.
 #[derive(Debug)]
 pub(super) struct Request {
@@ -460,17 +466,12 @@ impl Transaction<'_> {
 
     async fn load_state(&mut self, run: &RunKey) -> Result<RunState, RecordError> {
         let failed = |source| RecordError::sql(self.path, "reading a run", source);
-        let bodies: Vec<String> = sqlx::query_scalar(
-            "SELECT body FROM events WHERE namespace = ? AND uid = ? AND kind IN \
-             ('run.created', 'attempt.dispatched', 'input.resolved', 'pod.creating', \
-              'inputs.provisioned', 'policy.proof', 'attempt.failed', 'attempt.abandoned', \
-              'agent.started', 'output', 'run.ended') ORDER BY sequence",
-        )
-        .bind(run.namespace.as_str())
-        .bind(run.uid.as_str())
-        .fetch_all(&mut *self.connection)
-        .await
-        .map_err(failed)?;
+        let bodies: Vec<String> = sqlx::query_scalar(DECIDING_EVENTS)
+            .bind(run.namespace.as_str())
+            .bind(run.uid.as_str())
+            .fetch_all(&mut *self.connection)
+            .await
+            .map_err(failed)?;
         let events: Vec<Event> = bodies
             .iter()
             .map(|body| serde_json::from_str(body))
@@ -488,4 +489,15 @@ fn in_text(at: Timestamp) -> String {
     DateTimePrinter::new()
         .precision(Some(6))
         .timestamp_to_string(&at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_is_loaded_from_every_event_that_decides() {
+        let quoted: Vec<_> = DECIDING_EVENTS.split('\'').skip(1).step_by(2).collect();
+        assert_eq!(quoted, crate::audit::rules::DECIDING);
+    }
 }
