@@ -41,7 +41,7 @@ pub(crate) async fn rows(world: &World) -> Done<Vec<Row>> {
 }
 
 async fn one_run(world: &World, record: &Record) -> Done<()> {
-    let key = world.key()?;
+    let key = World::key()?;
     record.append(&key, created()).await?;
     for _ in 1..EVENTS {
         let call = Call {

@@ -148,7 +148,7 @@ impl World {
         role: Role,
     ) -> Done<Run> {
         let attempt = Attempt::FIRST;
-        let key = self.key()?;
+        let key = Self::key()?;
         let mut events = vec![created(), Event::AttemptDispatched { attempt }];
         events.extend(resolved.iter().map(|input| resolved_event(attempt, input)));
         events.push(Event::PodCreating {
@@ -182,7 +182,7 @@ impl World {
     }
 
     /// A run's identity that nobody has.
-    pub(crate) fn key(&self) -> Done<RunKey> {
+    pub(crate) fn key() -> Done<RunKey> {
         Ok(RunKey {
             namespace: "bench".parse()?,
             name: "speed".parse()?,

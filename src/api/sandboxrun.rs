@@ -1,5 +1,7 @@
 //! The `SandboxRun` resource, flat, as users write it. [`super::RunSpec`] is its parsed twin.
 
+#![allow(clippy::duplicated_attributes, reason = "the derive takes one printcolumn for each column")]
+
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
