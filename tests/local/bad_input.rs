@@ -239,7 +239,7 @@ async fn a_state_directory_that_cannot_be_used_is_named(#[case] path: &str, #[ca
     fs::create_dir(&closed).unwrap();
     fs::set_permissions(&closed, fs::Permissions::from_mode(mode)).unwrap();
     if !super::support::is_root() {
-        fs::set_permissions(&closed, fs::Permissions::from_mode(0)).unwrap();
+        fs::set_permissions(&closed, fs::Permissions::from_mode(0o000)).unwrap();
     }
     let state = world.path(path);
     let done = world.finish(&mut world.command_at(&world.script("true"), &state));

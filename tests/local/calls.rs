@@ -14,7 +14,7 @@ const ASK: &str = r#"
     tickets=$SANDBOXRUN_RELAY/lookups/tickets
 "#;
 
-fn asking(world: &World, lookup: Value, script: &str) -> Manifest {
+fn asking(world: &World, lookup: &Value, script: &str) -> Manifest {
     world
         .script(&format!(
             "{ASK}\n{{ {script}\n}} > /sandbox/output/answers 2>&1"
@@ -50,7 +50,7 @@ async fn a_lookup_answers_within_its_rules() {
         ask $SANDBOXRUN_RELAY/lookups/others/x
         ask -H 'authorization: Bearer mine' -H 'x-http-method-override: DELETE' $tickets/rest/api/2/issue/DEMO-2
     "#;
-    let done = world.run(&asking(&world, lookup, script)).ended_with(0);
+    let done = world.run(&asking(&world, &lookup, script)).ended_with(0);
     assert_answers(
         &done.output("answers"),
         &[
@@ -83,23 +83,17 @@ async fn a_lookups_limits_hold() {
     let world = World::new().await;
     let calls = json!({"paths": ["/**"], "limits": {"calls": 2}});
     let script = "ask $tickets/rest/api/2/issue/A-1; ask $tickets/rest/api/2/issue/A-2; ask $tickets/rest/api/2/issue/A-3";
-    let done = world.run(&asking(&world, calls, script)).ended_with(0);
+    let done = world.run(&asking(&world, &calls, script)).ended_with(0);
     assert_answers(
         &done.output("answers"),
         &[("200", ""), ("200", ""), ("429", "broker.limit_reached")],
     );
     let world = World::new().await;
     let bytes = json!({"paths": ["/**"], "limits": {"bytes": "100Ki"}});
-    let script = "ask $tickets/bytes/1000; ask $tickets/bytes/1000000; ask $tickets/bytes/10";
-    let done = world.run(&asking(&world, bytes, script)).ended_with(0);
+    let script = "{ ask $tickets/bytes/1000; ask $tickets/bytes/1000000; ask $tickets/bytes/10; } 2>/dev/null";
+    let done = world.run(&asking(&world, &bytes, script)).ended_with(0);
     assert_answers(
-        &done
-            .output("answers")
-            .replace("curl: ", "!\n")
-            .lines()
-            .filter(|l| l.starts_with(['2', '4', '0']))
-            .collect::<Vec<_>>()
-            .join("\n"),
+        &done.output("answers"),
         &[("200", ""), ("200!", ""), ("429", "broker.limit_reached")],
     );
 }
@@ -108,18 +102,13 @@ async fn a_lookups_limits_hold() {
 async fn g08_a_redirect_is_refused_and_not_followed() {
     let world = World::new().await;
     let trap = demo_forge::Trap::start().unwrap();
-    let script = format!(
-        "ask '$tickets/redirect?to=http://{0}/' ; ask \"$tickets/redirect?to=http://{0}/\"; ask -L \"$tickets/redirect?to=http://{0}/\"",
-        trap.addr()
-    );
-    let script = script
-        .replacen("ask '$tickets", "ask \"$tickets", 1)
-        .replacen("/' ;", "/\" ;", 1);
+    let to = format!("\"$tickets/redirect?to=http://{}/\"", trap.addr());
+    let script = format!("ask {to}; ask -L {to}");
     let done = world
-        .run(&asking(&world, json!({"paths": ["/**"]}), &script))
+        .run(&asking(&world, &json!({"paths": ["/**"]}), &script))
         .ended_with(0);
     let refused = ("502", "broker.upstream_refused");
-    assert_answers(&done.output("answers"), &[refused, refused, refused]);
+    assert_answers(&done.output("answers"), &[refused, refused]);
     assert_eq!(trap.connections(), 0);
 }
 
@@ -128,7 +117,7 @@ async fn a_refused_credential_of_a_lookup_is_ours_to_know() {
     let world = World::new().await;
     let manifest = asking(
         &world,
-        json!({"paths": ["/**"]}),
+        &json!({"paths": ["/**"]}),
         "ask $tickets/rest/api/2/issue/A-1",
     );
     let mut command = world.command(&manifest);
@@ -150,7 +139,7 @@ async fn a_stream_arrives_while_it_is_sent() {
         until [ -e /sandbox/output/go ]; do sleep 0.05; done; kill $pid; wait $pid; true
     "#;
     let running =
-        world.start(&mut world.command(&asking(&world, json!({"paths": ["/v1/**"]}), script)));
+        world.start(&mut world.command(&asking(&world, &json!({"paths": ["/v1/**"]}), script)));
     let events = running.written("events");
     soon("the third event", || {
         fs::read_to_string(&events)
@@ -179,7 +168,7 @@ async fn large_bodies_go_both_ways() {
         head -c 20000000 /dev/zero | curl -sS --noproxy '*' -H 'expect:' --data-binary @- $tickets/echo | tr ',' '\n' | grep -o 'body_bytes":[0-9]*'
         head -c 20000000 /dev/zero | curl -sS --noproxy '*' -T - -X POST $tickets/echo | tr ',' '\n' | grep -o 'body_bytes":[0-9]*'
     "#;
-    let done = world.run(&asking(&world, lookup, script)).ended_with(0);
+    let done = world.run(&asking(&world, &lookup, script)).ended_with(0);
     let both = "body_bytes\":20000000\n".repeat(2);
     assert_eq!(done.output("answers"), format!("40000000\n{both}"));
 }

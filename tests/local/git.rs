@@ -16,7 +16,7 @@ async fn stock_git_works_for_the_agent_and_fetches_through_the_relay() {
             &[Change::file("new", "n\n")],
         )
         .unwrap();
-    let script = r#"
+    let script = r"
         exec > /sandbox/output/said 2>&1
         set -x
         git log --oneline | wc -l
@@ -27,7 +27,7 @@ async fn stock_git_works_for_the_agent_and_fetches_through_the_relay() {
         git fetch -q origin 'refs/heads/*:refs/remotes/origin/*' && git branch -r > /sandbox/output/branches
         git remote get-url origin > /sandbox/output/origin-rewritten; git config remote.origin.url > /sandbox/output/origin
         cat .git/HEAD > /sandbox/output/branch
-    "#;
+    ";
     let done = world.run(&world.script(script)).ended_with(0);
     assert_eq!(
         done.output("feature").trim(),

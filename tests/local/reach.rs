@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener, UdpSocket};
+use std::os::unix::fs::MetadataExt as _;
 use std::process::Command;
 
 use demo_forge::Trap;
@@ -23,7 +24,7 @@ async fn other_addresses_names_and_this_machines_files_are_out_of_reach() {
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
     listener.set_nonblocking(true).unwrap();
     let port = listener.local_addr().unwrap().port();
-    let other = own_address().unwrap_or(Ipv4Addr::LOCALHOST.into());
+    let other = own_address().unwrap_or_else(|| Ipv4Addr::LOCALHOST.into());
     let script = format!(
         r#"
         try() {{ name=$1; shift; if "$@" >/dev/null 2>&1; then echo "$name: OPEN"; else echo "$name: closed"; fi; }}
@@ -243,6 +244,5 @@ async fn v08_started_by_root_the_agent_is_nobody() {
     assert_eq!(done.output("private"), "");
     assert_eq!(done.output("tool"), "a tool");
     assert_eq!(done.output("code"), "1\n2\n");
-    use std::os::unix::fs::MetadataExt as _;
     assert_ne!(fs::metadata(done.workspace()).unwrap().uid(), 0);
 }

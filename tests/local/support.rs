@@ -18,7 +18,7 @@ pub(crate) const TICKET_TOKEN: &str = "canary-tickets-7d793037a0760186";
 pub(crate) const CANARIES: [&str; 2] = [GIT_TOKEN, TICKET_TOKEN];
 
 /// What should happen soon has happened by then, on the slowest machine.
-pub(crate) const SOON: Duration = Duration::from_secs(60);
+pub(crate) const SOON: Duration = Duration::from_mins(1);
 
 /// A forge with a private repository `acme/app`, and a state directory of its own.
 pub(crate) struct World {
@@ -553,7 +553,7 @@ impl Manifest {
     }
 
     /// A lookup `tickets` of these paths.
-    pub(crate) fn tickets(mut self, lookup: Value) -> Self {
+    pub(crate) fn tickets(mut self, lookup: &Value) -> Self {
         let mut whole = json!({"name": "tickets", "connector": "tracker"});
         for (key, value) in lookup.as_object().unwrap() {
             whole[key] = value.clone();
@@ -567,9 +567,12 @@ impl Manifest {
             "apiVersion": "sandboxrun.dev/v1alpha1", "kind": "SandboxRun",
             "metadata": {"name": self.name}, "spec": self.spec,
         });
-        let documents = std::iter::once(&run).chain(&self.others);
-        documents
-            .map(|document| format!("---\n{document}\n"))
-            .collect()
+        let mut text = String::new();
+        for document in std::iter::once(&run).chain(&self.others) {
+            text.push_str("---\n");
+            text.push_str(&document.to_string());
+            text.push('\n');
+        }
+        text
     }
 }
