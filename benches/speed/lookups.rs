@@ -25,7 +25,7 @@ const PATH: &str = "/rest/api/2/issue/DEMO-1";
 /// The relay's port in a network of its own.
 const PORT: u16 = 7070;
 /// How long a client may take to come or to answer.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Medians of 500 calls each, one after the other.
 pub(crate) async fn rows(world: &World) -> Done<Vec<Row>> {
