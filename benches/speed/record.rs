@@ -8,7 +8,7 @@ use sandboxrun::audit::Record;
 
 use crate::rounds::Times;
 use crate::table::Row;
-use crate::world::{Done, World, created};
+use crate::world::{Done, World, created, fresh_key};
 
 const APPENDERS: usize = 64;
 const EVENTS: usize = 8;
@@ -19,11 +19,11 @@ pub(crate) async fn rows(world: &World) -> Done<Vec<Row>> {
     let (mut ours, mut rival) = (Times::default(), Times::default());
     for _ in 0..world.rounds(3) {
         let start = Instant::now();
-        try_join_all((0..APPENDERS).map(|_| one_run(world, &record))).await?;
+        try_join_all((0..APPENDERS).map(|_| one_run(&record))).await?;
         ours.push(start.elapsed());
         let start = Instant::now();
         for _ in 0..APPENDERS {
-            one_run(world, &record).await?;
+            one_run(&record).await?;
         }
         rival.push(start.elapsed());
     }
@@ -40,8 +40,8 @@ pub(crate) async fn rows(world: &World) -> Done<Vec<Row>> {
     )])
 }
 
-async fn one_run(world: &World, record: &Record) -> Done<()> {
-    let key = World::key()?;
+async fn one_run(record: &Record) -> Done<()> {
+    let key = fresh_key()?;
     record.append(&key, created()).await?;
     for _ in 1..EVENTS {
         let call = Call {

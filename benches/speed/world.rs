@@ -148,7 +148,7 @@ impl World {
         role: Role,
     ) -> Done<Run> {
         let attempt = Attempt::FIRST;
-        let key = Self::key()?;
+        let key = fresh_key()?;
         let mut events = vec![created(), Event::AttemptDispatched { attempt }];
         events.extend(resolved.iter().map(|input| resolved_event(attempt, input)));
         events.push(Event::PodCreating {
@@ -179,15 +179,6 @@ impl World {
         let listener = UnixListener::bind(socket)?;
         gateway.serve(listener, role, Arc::clone(live), self.stop.clone());
         Ok(())
-    }
-
-    /// A run's identity that nobody has.
-    pub(crate) fn key() -> Done<RunKey> {
-        Ok(RunKey {
-            namespace: "bench".parse()?,
-            name: "speed".parse()?,
-            uid: uuid::Uuid::new_v4().to_string().parse()?,
-        })
     }
 
     /// Stock git, which must succeed. Returns how long it took and what it printed.
@@ -306,6 +297,15 @@ pub(crate) fn spec(repository: Option<&str>) -> Done<RunSpec> {
         on_drift: OnDrift::Report,
         credential_proof: CredentialProofPolicy::Off,
         runtime_class_name: None,
+    })
+}
+
+/// A run's identity that nobody has.
+pub(crate) fn fresh_key() -> Done<RunKey> {
+    Ok(RunKey {
+        namespace: "bench".parse()?,
+        name: "speed".parse()?,
+        uid: uuid::Uuid::new_v4().to_string().parse()?,
     })
 }
 

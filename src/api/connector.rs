@@ -1,6 +1,9 @@
 //! The `Connector` resource: a server, the credential for it, and what runs may use it for.
 
-#![allow(clippy::duplicated_attributes, reason = "the derive takes one printcolumn for each column")]
+#![allow(
+    clippy::duplicated_attributes,
+    reason = "the derive takes one printcolumn for each column"
+)]
 
 use kube::CustomResource;
 use schemars::JsonSchema;

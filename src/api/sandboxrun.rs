@@ -1,6 +1,9 @@
 //! The `SandboxRun` resource, flat, as users write it. [`super::RunSpec`] is its parsed twin.
 
-#![allow(clippy::duplicated_attributes, reason = "the derive takes one printcolumn for each column")]
+#![allow(
+    clippy::duplicated_attributes,
+    reason = "the derive takes one printcolumn for each column"
+)]
 
 use kube::CustomResource;
 use schemars::JsonSchema;

@@ -122,7 +122,7 @@ impl At {
     }
 
     /// A rule whose sentence ends in what CEL finds: a list of texts.
-    fn rule_naming(mut self, rule: String, message: &str, found: &str) -> Self {
+    fn rule_naming(mut self, rule: &str, message: &str, found: &str) -> Self {
         let expression = format!("{} + {found}.join(', ')", cel::text(message));
         self.rules.push(json!({
             "rule": rule,

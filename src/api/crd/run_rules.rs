@@ -56,9 +56,9 @@ fn inputs() -> Vec<At> {
         at("spec.inputs")
             .max_items(rules::MAX_INPUTS)
             .map_by("name")
-            .rule_naming(OWN_NAMES.to_owned(), rules::INPUT_NAMES, SAME_NAME)
+            .rule_naming(OWN_NAMES, rules::INPUT_NAMES, SAME_NAME)
             .rule_naming(
-                format!("self.all(a, !self.exists(b, {clash}))"),
+                &format!("self.all(a, !self.exists(b, {clash}))"),
                 rules::INPUT_PATHS,
                 &sharing,
             ),
@@ -146,7 +146,7 @@ fn agent() -> Vec<At> {
         at("spec.agent.env")
             .max_items(rules::MAX_ENV)
             .map_by("name")
-            .rule_naming(OWN_NAMES.to_owned(), rules::ENV_NAMES, SAME_NAME),
+            .rule_naming(OWN_NAMES, rules::ENV_NAMES, SAME_NAME),
         at("spec.agent.env[].name")
             .max_length(rules::MAX_ENV_NAME)
             .rule(
@@ -183,7 +183,7 @@ fn files() -> Vec<At> {
         at("spec.agent.scratch")
             .max_items(rules::MAX_SCRATCH)
             .rule_naming(
-                format!("self.all(a, {})", own("")),
+                &format!("self.all(a, {})", own("")),
                 rules::SCRATCH_PATHS,
                 &sharing(""),
             ),
@@ -197,7 +197,7 @@ fn files() -> Vec<At> {
             .max_items(rules::MAX_CONTEXT_FILES)
             .map_by("path")
             .rule_naming(
-                format!("self.all(a, {})", own(".path")),
+                &format!("self.all(a, {})", own(".path")),
                 rules::CONTEXT_PATHS,
                 &sharing(".path"),
             ),
@@ -222,7 +222,7 @@ fn lookups() -> Vec<At> {
         at("spec.lookups")
             .max_items(rules::MAX_LOOKUPS)
             .map_by("name")
-            .rule_naming(OWN_NAMES.to_owned(), rules::LOOKUP_NAMES, SAME_NAME),
+            .rule_naming(OWN_NAMES, rules::LOOKUP_NAMES, SAME_NAME),
         at("spec.lookups[].name")
             .max_length(63)
             .rule(is_label("self"), rules::LABEL),

@@ -2,6 +2,12 @@
 //!
 //! Bounds that OpenAPI states (`maxItems`, `maxLength`, enums, types) are the API server's own words and not here.
 
+#![allow(clippy::needless_pass_by_value, reason = "literals are handed over")]
+#![allow(
+    clippy::redundant_closure_for_method_calls,
+    reason = "the type has no public path"
+)]
+
 use std::sync::LazyLock;
 
 use kube::core::cel::{CompiledSchema, Validator, compile_schema};

@@ -158,6 +158,10 @@ impl fmt::Display for ManifestError {
 ///
 /// `file` is for the errors only: nothing is opened.
 #[must_use]
+#[expect(
+    clippy::result_large_err,
+    reason = "an error is as rare as it is large, and goes to a person"
+)]
 pub fn read(file: &str, bytes: &[u8]) -> Vec<Result<Document, ManifestError>> {
     read_numbered(file, bytes)
         .into_iter()
