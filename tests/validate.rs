@@ -1,5 +1,8 @@
 //! `sandboxrun validate`, `explain`, `crd` and `version` as people start them.
 
+// `cfg(test)` is always so here; it tells clippy that helpers of tests may unwrap, too.
+#![cfg(test)]
+
 use std::fs;
 use std::path::Path;
 

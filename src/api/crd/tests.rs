@@ -2,6 +2,7 @@
 //!
 //! Bounds that OpenAPI states (`maxItems`, `maxLength`, enums, types) are the API server's own words and not here.
 
+#![allow(clippy::too_many_lines, reason = "tables")]
 #![allow(clippy::needless_pass_by_value, reason = "literals are handed over")]
 #![allow(
     clippy::redundant_closure_for_method_calls,
@@ -491,11 +492,11 @@ fn every_text_and_list_of_a_spec_is_bounded() {
         let free = schema.get("x-kubernetes-preserve-unknown-fields").is_some();
         match schema["type"].as_str() {
             Some("string") if !bounded("maxLength") && !bounded("enum") => {
-                found.push(place.to_owned())
+                found.push(place.to_owned());
             }
             Some("array") if !bounded("maxItems") => found.push(place.to_owned()),
             Some("object") if schema.get("properties").is_none() && !free => {
-                found.push(place.to_owned())
+                found.push(place.to_owned());
             }
             _ => {}
         }
