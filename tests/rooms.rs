@@ -1,5 +1,12 @@
 //! Which room may know which: the table of the house, read from the `crate::` paths of the sources.
 
+// `cfg(test)` is always so here; it tells clippy that helpers of tests may unwrap, too.
+#![cfg(test)]
+#![allow(
+    clippy::string_slice,
+    reason = "Rust source is cut at characters of ASCII"
+)]
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
