@@ -412,6 +412,7 @@ mod tests {
     use rstest::rstest;
 
     #[rstest]
+    #[case::wide_digits("https://１２７.0.0.1/a.git", Err(RepoUrlError::Host))]
     #[case::credential("https://user:tok@host/a.git", Err(RepoUrlError::Credential))]
     #[case::http("http://host/a.git", Err(RepoUrlError::Scheme))]
     #[case::file("file:///a.git", Err(RepoUrlError::Scheme))]

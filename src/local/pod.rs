@@ -149,6 +149,12 @@ impl LocalPod {
                 tracing::error!(%error, "the end of the agent could not be recorded");
             }
         }
+        if kill.is_cancelled() {
+            return Err(Failure::new(
+                Reason::CollectFailed,
+                "everything was ended at once",
+            ));
+        }
         stage.send_replace(Stage::Collecting);
         let collected =
             tokio::time::timeout(COLLECT, self.ours(Inside::Collect, "collect", kill)).await;
@@ -216,7 +222,7 @@ impl LocalPod {
         };
         let ended = async {
             if kill.run_until_cancelled(child.wait()).await.is_none() {
-                child.kill().await?;
+                sandbox::kill(child).await?;
             }
             Ok(())
         };
@@ -250,7 +256,7 @@ impl LocalPod {
         };
         let ended = async { tokio::join!(words(stderr), child.wait()) };
         let Some((words, status)) = kill.run_until_cancelled(ended).await else {
-            child.kill().await.map_err(lost)?;
+            sandbox::kill(&mut child).await.map_err(lost)?;
             return Ok(Said {
                 success: false,
                 words: "it was killed".to_owned(),

@@ -7,6 +7,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
+use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::process::{Child, Command};
 
 use super::privileges::Programs;
@@ -132,8 +133,26 @@ pub(super) fn start(
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
+        // Of its own: Ctrl-C on a terminal is for this program, which then ends the sandbox in order.
+        .process_group(0)
         .kill_on_drop(true);
     command.spawn().map_err(start_error)
+}
+
+/// Ends a sandbox at once, and waits until it has. The whole group: bubblewrap's second process is not yet bound to the
+/// first when that has only just been started, and would wait for it for ever.
+pub(super) async fn kill(child: &mut Child) -> std::io::Result<()> {
+    let group = child
+        .id()
+        .and_then(|id| i32::try_from(id).ok())
+        .and_then(Pid::from_raw);
+    if let Some(group) = group {
+        match kill_process_group(group, Signal::KILL) {
+            Ok(()) | Err(rustix::io::Errno::SRCH) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    child.wait().await.map(drop)
 }
 
 fn start_error(error: std::io::Error) -> SandboxError {

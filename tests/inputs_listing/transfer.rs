@@ -308,7 +308,6 @@ async fn t08_a_host_that_leads_to_a_closed_address_is_refused(#[case] addresses:
 #[case::number("https://2130706433:{port}/acme/app.git")]
 #[case::hex("https://0x7f.1:{port}/acme/app.git")]
 #[case::octal("https://0177.0.0.1:{port}/acme/app.git")]
-#[case::wide_digits("https://１２７.0.0.1:{port}/acme/app.git")]
 #[case::mapped("https://[::ffff:127.0.0.1]:{port}/acme/app.git")]
 #[tokio::test]
 async fn t08_a_literal_is_refused_in_every_spelling(#[case] url: &str) {
