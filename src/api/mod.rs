@@ -64,3 +64,5 @@ pub use sandboxrun::*;
 pub use spec::*;
 #[cfg(feature = "host")]
 pub use status::*;
+#[cfg(feature = "host")]
+pub use units::{duration_text, quantity_text};

@@ -26,6 +26,39 @@ pub(super) fn duration(text: &str) -> Option<Duration> {
     u64::try_from(nanos).ok().map(Duration::from_nanos)
 }
 
+/// A [`Duration`] in a file that people write, as [`duration`] reads it. For `#[serde(with = ...)]`.
+pub mod duration_text {
+    use std::time::Duration;
+
+    use serde::{Deserialize as _, Deserializer};
+
+    /// Reads it.
+    ///
+    /// # Errors
+    /// When it is no duration such as `90s` or `1h30m`.
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        super::duration(&text)
+            .ok_or_else(|| serde::de::Error::custom("write a duration such as 90s, 20m or 1h30m"))
+    }
+}
+
+/// A number of bytes in a file that people write, as [`quantity`] reads it. For `#[serde(with = ...)]`.
+pub mod quantity_text {
+    use serde::{Deserialize as _, Deserializer};
+
+    /// Reads it.
+    ///
+    /// # Errors
+    /// When it is no number of bytes such as `500Mi`.
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        super::quantity(&text).ok_or_else(|| {
+            serde::de::Error::custom("write a number of bytes such as 500Mi or 10Gi")
+        })
+    }
+}
+
 /// A number of bytes such as `1500`, `500k`, `10Mi` or `1.5Gi`, rounded down; `None` for anything else and for less
 /// than one byte.
 pub(super) fn quantity(text: &str) -> Option<u64> {

@@ -143,6 +143,7 @@ impl<'a> Shell<'a> {
             policy: self.policy.clone(),
             pod,
             strays: Vec::new(),
+            limits: run::Limits::default(),
         }
     }
 

@@ -12,7 +12,7 @@ mod status;
 mod tests;
 
 pub use conclude::{Ending, conclude};
-pub use plan::{Action, limits, plan};
+pub use plan::{Action, Limits, plan};
 pub use seen::{
     AttemptFacts, AttemptState, EndFacts, InputFacts, Observed, OutcomeFacts, OutputFacts, Pod,
     PodTrouble, Policy, RecordFacts, Resolution, ResolvedInput, SpecFacts, Wish,

@@ -12,32 +12,60 @@ use super::seen::{
 use crate::api::wire::UnknownReason;
 use crate::api::{Attempt, Failure, Healing, Reason};
 
-/// How long things may take. Every wait of a run has an end, so every run has one.
-pub mod limits {
-    use std::time::Duration;
-
+/// How long things may take. Every wait of a run has an end, so every run has one. The defaults are the numbers of a
+/// real installation; an administrator may set others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct Limits {
     /// From the dispatch to commits: 5 minutes for a Secret that is missing and 5 for a server with a fault, one after
     /// the other, and as much again for slow answers.
-    pub const RESOLVE: Duration = Duration::from_mins(20);
+    #[serde(with = "crate::api::duration_text")]
+    pub resolve: Duration,
     /// From the announcement of a pod until it must be seen: the creation's own timeout, and a cache that is behind.
-    pub const POD_APPEARS: Duration = Duration::from_secs(30);
+    #[serde(with = "crate::api::duration_text")]
+    pub pod_appears: Duration,
     /// Between two tries to make a pod that was refused for a while (quota).
-    pub const POD_RETRY: Duration = Duration::from_secs(10);
+    #[serde(with = "crate::api::duration_text")]
+    pub pod_retry: Duration,
     /// How long an image may fail to come.
-    pub const IMAGE: Duration = Duration::from_mins(5);
+    #[serde(with = "crate::api::duration_text")]
+    pub image: Duration,
     /// How long a container's configuration may be wrong: a Secret for its pull may come a moment later.
-    pub const CONFIG: Duration = Duration::from_mins(1);
+    #[serde(with = "crate::api::duration_text")]
+    pub config: Duration,
     /// From the wish to stop an agent until its pod is deleted instead: 10 s for its processes, the rest for the way
     /// there through gateway and broker. Also what `exec` gets on top of `agent.timeout` to end it by itself.
-    pub const STOP: Duration = Duration::from_mins(1);
+    #[serde(with = "crate::api::duration_text")]
+    pub stop: Duration,
     /// From the agent's end (or the pod's deletion) to the outcome: the pod's grace of 150 s and the kubelet's delay.
-    pub const COLLECT: Duration = Duration::from_mins(3);
+    #[serde(with = "crate::api::duration_text")]
+    pub collect: Duration,
     /// Before the second attempt; doubled for each further one.
-    pub const BACKOFF: Duration = Duration::from_secs(5);
+    #[serde(with = "crate::api::duration_text")]
+    pub backoff: Duration,
     /// The longest pause between two attempts.
-    pub const BACKOFF_MAX: Duration = Duration::from_mins(1);
+    #[serde(with = "crate::api::duration_text")]
+    pub backoff_max: Duration,
     /// Until a record that failed is tried again.
-    pub const RECORD_RETRY: Duration = Duration::from_secs(5);
+    #[serde(with = "crate::api::duration_text")]
+    pub record_retry: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            resolve: Duration::from_mins(20),
+            pod_appears: Duration::from_secs(30),
+            pod_retry: Duration::from_secs(10),
+            image: Duration::from_mins(5),
+            config: Duration::from_mins(1),
+            stop: Duration::from_mins(1),
+            collect: Duration::from_mins(3),
+            backoff: Duration::from_secs(5),
+            backoff_max: Duration::from_mins(1),
+            record_retry: Duration::from_secs(5),
+        }
+    }
 }
 
 /// What a shell does next. Each is safe to repeat.
@@ -84,7 +112,7 @@ pub enum Action {
 pub fn plan(seen: &Observed, now: Timestamp) -> Vec<Action> {
     let Ok(record) = &seen.record else {
         // Nothing begins, ends or is cleaned up beside a record that cannot be written.
-        return vec![Action::Wait(Some(later(now, limits::RECORD_RETRY)))];
+        return vec![Action::Wait(Some(later(now, seen.limits.record_retry)))];
     };
     let mut actions: Vec<_> = seen.strays.iter().copied().map(Action::DeletePod).collect();
     if let Some(attempt) = record.current()
@@ -193,20 +221,20 @@ fn before_start(seen: &Observed, attempt: &AttemptFacts, now: Timestamp) -> Acti
             None => Action::CreatePod(number),
             // Made, or about to be; by us before a crash, or by another controller. If it does not appear it is
             // lost: its name is not used again.
-            Some((at, _)) => wait_or(later(*at, limits::POD_APPEARS), now, || {
+            Some((at, _)) => wait_or(later(*at, seen.limits.pod_appears), now, || {
                 Action::Abandon(number, Reason::PodDeletedByHand)
             }),
         },
         Pod::Refused(failure, at) => match failure.reason.healing() {
             Healing::Permanent => Action::Fail(number, failure.clone()),
             Healing::Transient | Healing::Brief => {
-                wait_or(later(*at, limits::POD_RETRY).min(deadline), now, || {
+                wait_or(later(*at, seen.limits.pod_retry).min(deadline), now, || {
                     Action::CreatePod(number)
                 })
             }
         },
         Pod::Foreign(failure) => Action::Fail(number, failure.clone()),
-        Pod::Starting(Some(trouble)) => starting(number, trouble, deadline, now),
+        Pod::Starting(Some(trouble)) => starting(seen, number, trouble, deadline, now),
         Pod::Starting(None) | Pod::Running | Pod::Unknown => Action::Wait(Some(deadline)),
         Pod::Ended(failure) => Action::Fail(
             number,
@@ -222,7 +250,7 @@ fn before_start(seen: &Observed, attempt: &AttemptFacts, now: Timestamp) -> Acti
 }
 
 fn resolving(seen: &Observed, attempt: &AttemptFacts, now: Timestamp) -> Action {
-    let deadline = later(attempt.dispatched_at, limits::RESOLVE);
+    let deadline = later(attempt.dispatched_at, seen.limits.resolve);
     let trouble = match &seen.resolution {
         Resolution::Failed(failure) => return Action::Fail(attempt.attempt, failure.clone()),
         Resolution::Busy { trouble } => trouble.clone(),
@@ -241,14 +269,20 @@ fn resolving(seen: &Observed, attempt: &AttemptFacts, now: Timestamp) -> Action 
 }
 
 /// A pod that has trouble: some heals, and each kind has its own patience.
-fn starting(attempt: Attempt, trouble: &PodTrouble, deadline: Timestamp, now: Timestamp) -> Action {
+fn starting(
+    seen: &Observed,
+    attempt: Attempt,
+    trouble: &PodTrouble,
+    deadline: Timestamp,
+    now: Timestamp,
+) -> Action {
     let reason = trouble.failure.reason;
     let patience = if reason.healing() == Healing::Permanent {
         trouble.since
     } else if reason == Reason::ImagePullFailed {
-        later(trouble.since, limits::IMAGE)
+        later(trouble.since, seen.limits.image)
     } else if reason == Reason::ContainerConfigInvalid {
-        later(trouble.since, limits::CONFIG)
+        later(trouble.since, seen.limits.config)
     } else {
         deadline
     };
@@ -272,12 +306,12 @@ fn alive(seen: &Observed, attempt: &AttemptFacts, started: Timestamp, now: Times
     match &seen.pod {
         Pod::Ended(_) => Action::RecordOutcome(number, UnknownReason::CollectorFailed),
         Pod::Absent | Pod::Foreign(_) | Pod::Refused(..) => Action::RecordOutcome(number, unread),
-        Pod::Leaving { since, .. } => wait_or(later(*since, limits::COLLECT), now, || {
+        Pod::Leaving { since, .. } => wait_or(later(*since, seen.limits.collect), now, || {
             Action::RecordOutcome(number, unread)
         }),
         Pod::Unknown | Pod::Starting(_) | Pod::Running => match agent_ended {
-            Some(at) if now < later(at, limits::COLLECT) => {
-                Action::Collect(number, later(at, limits::COLLECT))
+            Some(at) if now < later(at, seen.limits.collect) => {
+                Action::Collect(number, later(at, seen.limits.collect))
             }
             Some(_) => Action::RecordOutcome(number, unread),
             None => running(seen, attempt, started, now),
@@ -289,8 +323,8 @@ fn alive(seen: &Observed, attempt: &AttemptFacts, started: Timestamp, now: Times
 fn running(seen: &Observed, attempt: &AttemptFacts, started: Timestamp, now: Timestamp) -> Action {
     let number = attempt.attempt;
     if let Some((at, reason)) = attempt.stopping {
-        let terminate = later(at, limits::STOP);
-        let give_up = later(terminate, limits::COLLECT);
+        let terminate = later(at, seen.limits.stop);
+        let give_up = later(terminate, seen.limits.collect);
         return if now >= give_up {
             Action::RecordOutcome(number, UnknownReason::AgentMayRun)
         } else if now >= terminate {
@@ -302,7 +336,7 @@ fn running(seen: &Observed, attempt: &AttemptFacts, started: Timestamp, now: Tim
         };
     }
     // `exec` keeps the time itself; this is for an `exec` that does not.
-    let overdue = later(later(started, seen.spec.timeout), limits::STOP);
+    let overdue = later(later(started, seen.spec.timeout), seen.limits.stop);
     let cause = match &seen.policy {
         Policy::Missing | Policy::Impossible(_) => Some(Reason::PolicyLost),
         Policy::InForce => seen
@@ -352,8 +386,11 @@ fn after_abandonment(
     if reason == Reason::SuspendRequested {
         return Action::Dispatch(next_attempt(record));
     }
-    let pause = limits::BACKOFF.saturating_mul(1 << lost.saturating_sub(1).min(8));
-    wait_or(later(at, pause.min(limits::BACKOFF_MAX)), now, || {
+    let pause = seen
+        .limits
+        .backoff
+        .saturating_mul(1 << lost.saturating_sub(1).min(8));
+    wait_or(later(at, pause.min(seen.limits.backoff_max)), now, || {
         Action::Dispatch(next_attempt(record))
     })
 }

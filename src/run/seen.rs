@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
+use super::plan::Limits;
 use crate::api::wire::{AgentExit, InputOutcome, ProvisionedInput};
 use crate::api::{
     Attempt, CommitId, Event, Failure, InputName, Namespace, ObjectFormat, OnDrift, Reason,
@@ -29,6 +30,8 @@ pub struct Observed {
     pub pod: Pod,
     /// Attempts before the newest whose pods are still there and not being deleted.
     pub strays: Vec<Attempt>,
+    /// How long things may take.
+    pub limits: Limits,
 }
 
 /// What the spec says, as far as a decision or the status needs it.

@@ -10,8 +10,8 @@ use sandboxrun::api::{
     Attempt, CommitId, Event, Failure, ObjectFormat, OnDrift, Reason, SandboxRunStatus,
 };
 use sandboxrun::run::{
-    Action, Ending, InputFacts, Observed, Pod, Policy, RecordFacts, Resolution, SpecFacts, Wish,
-    plan, status, write_due,
+    Action, Ending, InputFacts, Limits, Observed, Pod, Policy, RecordFacts, Resolution, SpecFacts,
+    Wish, plan, status, write_due,
 };
 
 use super::cluster::{Object, look};
@@ -174,6 +174,7 @@ impl Controller {
             },
             pod,
             strays,
+            limits: Limits::default(),
         };
         (seen, Rc::clone(&cached.status))
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::{InputFacts, Observed, Pod, Policy, RecordFacts, Resolution, SpecFacts, Wish};
+use super::{InputFacts, Limits, Observed, Pod, Policy, RecordFacts, Resolution, SpecFacts, Wish};
 use crate::api::wire::{AgentExit, Canary, Drift, InputOutcome, Protocol};
 use crate::api::{Attempt, Event, Failure, ObjectFormat, OnDrift, Reason};
 
@@ -50,6 +50,7 @@ pub(super) fn observed(events: Vec<Event>) -> Observed {
         policy: Policy::InForce,
         pod: Pod::Absent,
         strays: Vec::new(),
+        limits: Limits::default(),
     }
 }
 
