@@ -12,6 +12,8 @@ pub mod audit;
 #[cfg(feature = "host")]
 pub mod cli;
 #[cfg(feature = "host")]
+pub mod controller;
+#[cfg(feature = "host")]
 pub mod gateway;
 #[cfg(feature = "host")]
 pub mod inputs;

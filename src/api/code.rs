@@ -345,6 +345,8 @@ reasons! {
     ProgramMissing: Internal, Permanent, "install the program that the message names, and run again";
     StateUnusable: Internal, Permanent, "let this user write the directory that the message names, or name another one";
     HostDiskFull: Internal, Transient, "free space on the host side's volumes";
+    SettingsInvalid: Internal, Permanent, "correct the named field in the chart's values";
+    ClusterUnusable: Internal, Permanent, "give the operator what the message names: a right, an object, or a newer Kubernetes";
 
     NoRuleAllows: BrokerDenied, Permanent, "add the call to spec.lookups or spec.egress";
     NotThroughRelay: BrokerDenied, Permanent, "the relay offers lookups, git fetch and the proxy, and nothing else";
