@@ -22,8 +22,8 @@ pub(super) const MAX_IMAGE: usize = 1024;
 pub(super) const MAX_COMMAND: usize = 64;
 /// Arguments beside the command.
 pub(super) const MAX_ARGS: usize = 256;
-/// Characters of one argument: Linux takes 131,072 bytes with the final NUL.
-pub(super) const MAX_ARG: usize = 131_071;
+/// Characters of one argument, 64 KiB: half of what Linux takes, and what an API server lets a rule read 256 times.
+pub(super) const MAX_ARG: usize = 65_536;
 /// Environment variables.
 pub(super) const MAX_ENV: usize = 256;
 /// Characters of a variable's name.
@@ -50,8 +50,8 @@ pub(super) const MAX_METHODS: usize = 16;
 pub(super) const MAX_METHOD: usize = 32;
 /// Path patterns of a lookup or connector, repositories of a connector.
 pub(super) const MAX_PATTERNS: usize = 64;
-/// Characters of a path pattern.
-pub(super) const MAX_PATTERN: usize = 1024;
+/// Characters of a path pattern. A rule that reads 32 times 64 of them is as dear as an API server allows.
+pub(super) const MAX_PATTERN: usize = 512;
 /// The largest number of calls that a limit can say.
 pub(super) const MAX_CALLS: i64 = 1_000_000_000;
 /// Egress rules.
@@ -93,6 +93,11 @@ pub(super) const CONNECTION_HEADERS: &[&str] = &[
     "trailer",
     "expect",
 ];
+
+/// Of entries that share a name: the name, once.
+pub(super) const ONE_NAMED: usize = 1;
+/// Of entries that are in each other's way: the first two.
+pub(super) const TWO_NAMED: usize = 2;
 
 /// `spec` against the stored one.
 pub(super) const IMMUTABLE: &str = "cannot be changed: make a new SandboxRun, under another name";

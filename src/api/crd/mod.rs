@@ -121,9 +121,12 @@ impl At {
         self
     }
 
-    /// A rule whose sentence ends in what CEL finds: a list of texts.
-    fn rule_naming(mut self, rule: &str, message: &str, found: &str) -> Self {
-        let expression = format!("{} + {found}.join(', ')", cel::text(message));
+    /// A rule whose sentence ends in the first few (`named`) of a list of texts that CEL finds.
+    ///
+    /// They are taken by their index: of a `join` the API server cannot estimate the cost, and refuses the CRD.
+    fn rule_naming(mut self, rule: &str, message: &str, found: &str, named: usize) -> Self {
+        let names: Vec<String> = (0..named).map(|at| format!("{found}[{at}]")).collect();
+        let expression = format!("{} + {}", cel::text(message), names.join(" + ', ' + "));
         self.rules.push(json!({
             "rule": rule,
             "message": message.trim_end_matches(": "),

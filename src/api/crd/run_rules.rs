@@ -5,7 +5,7 @@ use super::cel::{
     is_label, is_subdomain, matches, overlap, text, texts, url_rules,
 };
 use super::{At, at};
-use crate::api::rules;
+use crate::api::rules::{self, ONE_NAMED, TWO_NAMED};
 
 pub(super) fn table() -> Vec<At> {
     let mut table = vec![at("spec").rule("self == oldSelf", rules::IMMUTABLE)];
@@ -19,14 +19,14 @@ pub(super) fn table() -> Vec<At> {
 }
 
 /// Names that more than one entry has.
-const SAME_NAME: &str = "self.filter(a, !self.exists_one(b, b.name == a.name)).map(a, a.name)";
+const SAME_NAME: &str = "self.map(a, !self.exists_one(b, b.name == a.name), a.name)";
 /// Each entry has a name of its own.
 const OWN_NAMES: &str = "self.all(a, self.exists_one(b, b.name == a.name))";
 
 fn inputs() -> Vec<At> {
     let path = |input: &str| format!("(has({input}.path) ? {input}.path : {input}.name)");
     let clash = format!("a.name != b.name && ({})", overlap(&path("a"), &path("b")));
-    let sharing = format!("self.filter(a, self.exists(b, {clash})).map(a, a.name)");
+    let sharing = format!("self.map(a, self.exists(b, {clash}), a.name)");
     let address = "self.repository.contains(':')";
     let scheme = format!(
         "!{address} || self.repository.startsWith('https://') || self.repository.startsWith('ssh://') || \
@@ -56,11 +56,12 @@ fn inputs() -> Vec<At> {
         at("spec.inputs")
             .max_items(rules::MAX_INPUTS)
             .map_by("name")
-            .rule_naming(OWN_NAMES, rules::INPUT_NAMES, SAME_NAME)
+            .rule_naming(OWN_NAMES, rules::INPUT_NAMES, SAME_NAME, ONE_NAMED)
             .rule_naming(
                 &format!("self.all(a, !self.exists(b, {clash}))"),
                 rules::INPUT_PATHS,
                 &sharing,
+                TWO_NAMED,
             ),
         input.rule_for(".repository", below, rules::REPOSITORY_PATH),
         // Longer than a label may be, so that the sentence is ours.
@@ -146,7 +147,7 @@ fn agent() -> Vec<At> {
         at("spec.agent.env")
             .max_items(rules::MAX_ENV)
             .map_by("name")
-            .rule_naming(OWN_NAMES, rules::ENV_NAMES, SAME_NAME),
+            .rule_naming(OWN_NAMES, rules::ENV_NAMES, SAME_NAME, ONE_NAMED),
         at("spec.agent.env[].name")
             .max_length(rules::MAX_ENV_NAME)
             .rule(
@@ -178,7 +179,7 @@ fn files() -> Vec<At> {
         let path = |one: &str| format!("{one}{path}");
         format!("self.exists_one(b, {})", overlap(&path("a"), &path("b")))
     };
-    let sharing = |path: &str| format!("self.filter(a, !{}).map(a, a{path})", own(path));
+    let sharing = |path: &str| format!("self.map(a, !{}, a{path})", own(path));
     vec![
         at("spec.agent.scratch")
             .max_items(rules::MAX_SCRATCH)
@@ -186,6 +187,7 @@ fn files() -> Vec<At> {
                 &format!("self.all(a, {})", own("")),
                 rules::SCRATCH_PATHS,
                 &sharing(""),
+                TWO_NAMED,
             ),
         at("spec.agent.scratch[]")
             .max_length(rules::MAX_PATH.saturating_add(1))
@@ -200,6 +202,7 @@ fn files() -> Vec<At> {
                 &format!("self.all(a, {})", own(".path")),
                 rules::CONTEXT_PATHS,
                 &sharing(".path"),
+                TWO_NAMED,
             ),
         at("spec.agent.context[].path")
             .max_length(rules::MAX_PATH)
@@ -222,7 +225,7 @@ fn lookups() -> Vec<At> {
         at("spec.lookups")
             .max_items(rules::MAX_LOOKUPS)
             .map_by("name")
-            .rule_naming(OWN_NAMES, rules::LOOKUP_NAMES, SAME_NAME),
+            .rule_naming(OWN_NAMES, rules::LOOKUP_NAMES, SAME_NAME, ONE_NAMED),
         at("spec.lookups[].name")
             .max_length(63)
             .rule(is_label("self"), rules::LABEL),

@@ -79,7 +79,12 @@ fn command(checks: &mut Checks, spec: &AgentSpec) {
 fn env(checks: &mut Checks, spec: &AgentSpec) {
     let env = checks.at_most("spec.agent.env", &spec.env, rules::MAX_ENV);
     let names: Vec<&str> = env.iter().map(|var| var.name.as_str()).collect();
-    checks.distinct("spec.agent.env", rules::ENV_NAMES, &repeated(&names));
+    checks.distinct(
+        "spec.agent.env",
+        rules::ENV_NAMES,
+        &repeated(&names),
+        rules::ONE_NAMED,
+    );
     for (at, var) in env.iter().enumerate() {
         let field = format!("spec.agent.env[{at}].name");
         if is_env_name(&var.name) {
@@ -122,7 +127,12 @@ fn scratch(checks: &mut Checks, spec: &AgentSpec) {
         checks.rule(good, format!("spec.agent.scratch[{at}]"), rules::SCRATCH);
     }
     let paths: Vec<&str> = scratch.iter().map(String::as_str).collect();
-    checks.distinct("spec.agent.scratch", rules::SCRATCH_PATHS, &sharing(&paths));
+    checks.distinct(
+        "spec.agent.scratch",
+        rules::SCRATCH_PATHS,
+        &sharing(&paths),
+        rules::TWO_NAMED,
+    );
 }
 
 fn context(checks: &mut Checks, spec: &AgentSpec) {
@@ -136,7 +146,12 @@ fn context(checks: &mut Checks, spec: &AgentSpec) {
         checks.rule(is_clean_path(&file.path), field, rules::CONTEXT_PATH);
     }
     let paths: Vec<&str> = files.iter().map(|file| file.path.as_str()).collect();
-    checks.distinct("spec.agent.context", rules::CONTEXT_PATHS, &sharing(&paths));
+    checks.distinct(
+        "spec.agent.context",
+        rules::CONTEXT_PATHS,
+        &sharing(&paths),
+        rules::TWO_NAMED,
+    );
     let bytes = spec.prompt.as_deref().map_or(0, str::len)
         + spec
             .context

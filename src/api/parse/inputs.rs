@@ -9,8 +9,18 @@ use crate::api::{
 pub(super) fn parse(checks: &mut Checks, specs: &[InputSpec]) -> Vec<Input> {
     let specs = checks.at_most("spec.inputs", specs, rules::MAX_INPUTS);
     let names: Vec<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
-    checks.distinct("spec.inputs", rules::INPUT_NAMES, &repeated(&names));
-    checks.distinct("spec.inputs", rules::INPUT_PATHS, &sharing_a_path(specs));
+    checks.distinct(
+        "spec.inputs",
+        rules::INPUT_NAMES,
+        &repeated(&names),
+        rules::ONE_NAMED,
+    );
+    checks.distinct(
+        "spec.inputs",
+        rules::INPUT_PATHS,
+        &sharing_a_path(specs),
+        rules::TWO_NAMED,
+    );
     specs
         .iter()
         .enumerate()

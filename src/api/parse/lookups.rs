@@ -14,7 +14,12 @@ const IDLE: Duration = Duration::from_mins(10);
 pub(super) fn parse(checks: &mut Checks, specs: &[LookupSpec]) -> Vec<Lookup> {
     let specs = checks.at_most("spec.lookups", specs, rules::MAX_LOOKUPS);
     let names: Vec<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
-    checks.distinct("spec.lookups", rules::LOOKUP_NAMES, &repeated(&names));
+    checks.distinct(
+        "spec.lookups",
+        rules::LOOKUP_NAMES,
+        &repeated(&names),
+        rules::ONE_NAMED,
+    );
     specs
         .iter()
         .enumerate()

@@ -103,10 +103,11 @@ impl Checks {
             .ok()
     }
 
-    /// Notes down those that share something which each must have alone.
-    fn distinct(&mut self, field: &str, message: &str, offenders: &[&str]) {
+    /// Notes down that some share something which each must have alone, and names the first few of them.
+    fn distinct(&mut self, field: &str, message: &str, offenders: &[&str], named: usize) {
         if !offenders.is_empty() {
-            self.refuse(field, format!("{message}{}", offenders.join(", ")));
+            let named = offenders.get(..named).unwrap_or(offenders);
+            self.refuse(field, format!("{message}{}", named.join(", ")));
         }
     }
 
