@@ -38,8 +38,8 @@ lint: setup ## Format, clippy, and which crates may be in which program
 	  ! cargo tree -e normal --no-default-features -i $$crate 2>/dev/null | grep -q . || { echo "$$crate must not be in the pod program"; exit 1; }; done
 
 generate: build ## CRDs and generated documents
-	cargo run --quiet -- crd --dir crds
-	cargo run --quiet -- docs --dir docs
+	cargo run --quiet --bin sandboxrun -- crd --dir crds
+	cargo run --quiet --bin sandboxrun -- docs --dir docs
 
 bench: setup ## Speed, against the rivals, in one table (docs/speed.md); ROWS="drift size" for some of it
 	RUSTFLAGS="-C target-feature=+crt-static" cargo build --profile pod --no-default-features --bin sandboxrun-pod --target $(HOST)

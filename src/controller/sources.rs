@@ -5,9 +5,9 @@ use std::time::Duration;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Secret;
+use kube::Client;
 use kube::api::{Api, DynamicObject};
 use kube::core::{ApiResource, ObjectMeta};
-use kube::{Client, Resource as _};
 
 use crate::api::{Connector, ConnectorName, ConnectorSpec, Namespace, ParsedConnector, SpecError};
 use crate::inputs::{SecretBytes, SecretObject, SourceError, Sources};
@@ -42,7 +42,7 @@ impl KubeSources {
         let spec: ConnectorSpec = serde_json::from_value(spec).map_err(|error| {
             SourceError::Invalid(format!("connector `{name}`: spec does not decode: {error}"))
         })?;
-        ParsedConnector::parse(name.clone(), &spec)
+        ParsedConnector::parse(name, &spec)
             .map(Some)
             .map_err(|errors| {
                 let sentences: Vec<_> = errors.iter().map(SpecError::to_string).collect();

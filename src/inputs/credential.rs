@@ -7,8 +7,10 @@ use std::fmt;
 use std::sync::{Arc, LazyLock};
 
 use aws_lc_rs::hmac;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 
-use super::{SecretBytes, SecretObject, SourceError, Sources, base64};
+use super::{SecretBytes, SecretObject, SourceError, Sources};
 use crate::api::{
     Auth, Code, ConnectorName, ConnectorType, ConnectorUse, Failure, Namespace, Origin,
     ParsedConnector, PathPattern, Reason, RepoUrl, Secret, SecretKeyRef,
@@ -206,7 +208,7 @@ impl Credential {
 
 /// User name and password as HTTP Basic wants them, in standard base64. As secret as the password.
 pub(super) fn basic(username: &str, password: &Secret) -> String {
-    base64::encode(format!("{username}:{}", password.expose()).as_bytes())
+    STANDARD.encode(format!("{username}:{}", password.expose()))
 }
 
 fn allows(patterns: &[PathPattern], repository: &RepoUrl, origin: &Origin) -> bool {

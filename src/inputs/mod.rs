@@ -4,7 +4,6 @@
 //! credentials and HTTP clients that reach their own origin and nothing else. It holds no run and writes no record.
 
 mod address;
-mod base64;
 mod client;
 mod closed;
 mod credential;
