@@ -427,13 +427,67 @@ async fn retention_keeps_identities_and_says_so() {
     let verdict = record.verify(&old.uid, Some(&head)).await.unwrap().unwrap();
     assert_eq!(
         (verdict.events, verdict.finding),
-        (3, Finding::Pruned { head })
+        (4, Finding::Pruned { head })
     );
     assert_eq!(record.runs(&RunFilter::default()).await.unwrap().len(), 2);
     let grant = record.grant(&old, Attempt::FIRST, "one").await.unwrap();
     assert_eq!(grant, Grant::Refused(Rejected::Ended));
     let untouched = record.verify(&alive.uid, None).await.unwrap().unwrap();
     assert!(matches!(untouched.finding, Finding::TailNotProven { .. }));
+}
+
+/// O02: what counts is the start of an agent, and it counts for ever.
+#[tokio::test]
+async fn o02_a_start_is_found_by_what_was_started() {
+    let desk = Desk::new();
+    let record = desk.open().await;
+    let (first, second) = (key(1), key(2));
+    let (namespace, name, digest) = (&first.namespace, &first.name, "d".repeat(64));
+    begun(&record, &first).await;
+    let before = record.started_before(namespace, name, &digest, "").await;
+    assert_eq!(before.unwrap(), None, "it was only begun");
+    record
+        .append_all(&first, vec![provisioned(), proved(true), started("one")])
+        .await
+        .unwrap();
+    begun(&record, &second).await;
+    record.append(&first, ended()).await.unwrap();
+    record
+        .prune("2200-01-01T00:00:00Z".parse().unwrap())
+        .await
+        .unwrap();
+    for (digest, rerun, found) in [
+        (digest.as_str(), "", Some(first.clone())),
+        (digest.as_str(), "2", None),
+        ("other", "", None),
+    ] {
+        let asked = record.started_before(namespace, name, digest, rerun).await;
+        assert_eq!(asked.unwrap(), found, "{digest} {rerun}");
+    }
+}
+
+#[tokio::test]
+async fn a_reader_takes_only_what_is_new() {
+    let desk = Desk::new();
+    let record = desk.open().await;
+    let run = key(1);
+    let head = begun(&record, &run).await;
+    assert_eq!(record.entries_after(&run, 0).await.unwrap().len(), 2);
+    assert!(
+        record
+            .entries_after(&run, head.sequence)
+            .await
+            .unwrap()
+            .is_empty()
+    );
+    let newest = record.append(&run, provisioned()).await.unwrap();
+    let new = record.entries_after(&run, head.sequence).await.unwrap();
+    assert_eq!(
+        new.iter()
+            .map(sandboxrun::audit::Entry::head)
+            .collect::<Vec<_>>(),
+        [newest]
+    );
 }
 
 #[tokio::test]

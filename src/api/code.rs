@@ -307,6 +307,7 @@ reasons! {
     PodRejectedByPolicy: PodRejected, Permanent, "let the namespace admit the pod as the message says";
     PodMutated: PodRejected, Permanent, "exempt run pods from the webhook that changes them, or accept the change at installation";
     NameTaken: PodRejected, Permanent, "remove the pod of that name: it is not ours";
+    PodRefusedForNow: PodRejected, Transient, "the API server does not take the pod for now, as the message says: it is asked again";
     QuotaExceeded: PodRejected, Transient, "raise the namespace's quota, or wait for other pods to end";
     NoNodeFits: Unschedulable, Transient, "give the cluster a node that fits, or ask for less";
     ImagePullFailed: ImageFailed, Transient, "check the image name and imagePullSecrets";
@@ -323,6 +324,7 @@ reasons! {
     RunAbandoned: Disrupted, Permanent, "run again: the program that watched this run was killed";
     PodDeletedByHand: PodDeleted, Permanent, "run again: the pod was deleted after the agent had started";
     GatewayLost: BrokerFailed, Permanent, "the sandbox lost its gateway: run again";
+    BrokerNotReady: BrokerFailed, Transient, "the broker beside the agent does not get ready: its log and the message say why";
     GrantLost: BrokerFailed, Permanent, "the start of the agent could not be granted: run again";
     CollectFailed: BrokerFailed, Permanent, "what the run left could not be read: run again; if it lasts, report it";
     WorkspaceEvicted: WorkspaceFull, Permanent, "raise spec.workspace.size, or let the agent write less";

@@ -244,19 +244,76 @@ impl Record {
     /// # Errors
     /// When the record cannot be read.
     pub async fn entries(&self, uid: &RunUid) -> Result<Vec<Entry>, RecordError> {
-        let Some(key) = self.run(uid).await? else {
-            return Ok(Vec::new());
-        };
+        match self.run(uid).await? {
+            Some(key) => self.entries_after(&key, 0).await,
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// What was written after this entry: a shell that keeps the facts of a run reads only what is new. 0: everything.
+    ///
+    /// # Errors
+    /// When the record cannot be read.
+    pub async fn entries_after(
+        &self,
+        run: &RunKey,
+        sequence: u64,
+    ) -> Result<Vec<Entry>, RecordError> {
         let rows: Vec<EventRow> = sqlx::query_as(
             "SELECT sequence, at, kind, body, previous, hash FROM events \
-             WHERE namespace = ? AND uid = ? ORDER BY sequence",
+             WHERE namespace = ? AND uid = ? AND sequence > ? ORDER BY sequence",
         )
-        .bind(key.namespace.as_str())
-        .bind(key.uid.as_str())
+        .bind(run.namespace.as_str())
+        .bind(run.uid.as_str())
+        .bind(sequence.cast_signed())
         .fetch_all(self.reader())
         .await
         .map_err(self.failed("reading events"))?;
-        Ok(rows.into_iter().map(|row| self.entry(&key, row)).collect())
+        Ok(rows.into_iter().map(|row| self.entry(run, row)).collect())
+    }
+
+    /// The newest run object of this name that had an agent started for this digest and this `rerun`: such a run is
+    /// not done again when its object is made again. `None`: no agent was.
+    ///
+    /// # Errors
+    /// When the record cannot be read.
+    pub async fn started_before(
+        &self,
+        namespace: &Namespace,
+        name: &RunName,
+        digest: &str,
+        rerun: &str,
+    ) -> Result<Option<RunKey>, RecordError> {
+        let rows: Vec<(String, String, String)> = sqlx::query_as(
+            "SELECT e.uid, e.at, e.body FROM runs r \
+             JOIN events e ON e.namespace = r.namespace AND e.uid = r.uid \
+             WHERE r.namespace = ? AND r.name = ? AND e.kind IN ('run.created', 'agent.started') \
+             ORDER BY e.uid, e.sequence",
+        )
+        .bind(namespace.as_str())
+        .bind(name.as_str())
+        .fetch_all(self.reader())
+        .await
+        .map_err(self.failed("reading runs of a name"))?;
+        let mut same = false;
+        let mut newest: Option<(String, String)> = None;
+        for (uid, at, body) in rows {
+            let event = serde_json::from_str(&body)
+                .map_err(|error| self.row(format!("an event of run {uid}: {error}")))?;
+            if let Event::RunCreated {
+                digest: of,
+                rerun: again,
+                ..
+            } = event
+            {
+                same = of == digest && again == rerun;
+            } else if same && newest.as_ref().is_none_or(|(newest, _)| *newest < at) {
+                newest = Some((at, uid));
+            }
+        }
+        newest
+            .map(|(_, uid)| self.key(namespace.as_str(), name.as_str(), &uid))
+            .transpose()
     }
 
     /// Checks the chain of one run; with a head that was kept, also that its end was not cut off. `None`: the run is

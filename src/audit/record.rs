@@ -213,7 +213,7 @@ impl Record {
         }
     }
 
-    /// Retention: of runs that ended before this time only their identities, attempts and last words stay. How many
+    /// Retention: of runs that ended before this time only identities, attempts, starts and last words stay. How many
     /// runs were shortened. `verify` says of them that they were.
     ///
     /// # Errors

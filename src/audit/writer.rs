@@ -310,9 +310,10 @@ impl Transaction<'_> {
         for (namespace, uid, sequence, hash) in &ended {
             for statement in [
                 "DELETE FROM pruned WHERE namespace = ? AND uid = ?",
-                // Attempts stay, since they are counted through all lives of a run.
+                // Attempts stay, since they are counted through all lives of a run; starts, since what was started once
+                // is not started again when its object comes back.
                 "DELETE FROM events WHERE namespace = ? AND uid = ? AND kind NOT IN \
-                 ('run.created', 'attempt.dispatched', 'run.ended')",
+                 ('run.created', 'attempt.dispatched', 'agent.started', 'run.ended')",
             ] {
                 sqlx::query(statement)
                     .bind(namespace)

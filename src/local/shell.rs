@@ -49,7 +49,8 @@ pub(super) struct Shell<'a> {
     running: Option<Running>,
     deleted: bool,
     began: Instant,
-    told: usize,
+    entries: Vec<Entry>,
+    facts: RecordFacts,
 }
 
 /// The sandboxes of the attempt, once they were begun.
@@ -91,7 +92,8 @@ impl<'a> Shell<'a> {
             running: None,
             deleted: false,
             began: Instant::now(),
-            told: 0,
+            entries: Vec::new(),
+            facts: RecordFacts::default(),
         }
     }
 
@@ -103,12 +105,11 @@ impl<'a> Shell<'a> {
             }
             // In this order: what the sandboxes did before they were over is in the record by then.
             let pod = self.pod();
-            let entries = self.gateway.record.entries(&self.key.uid).await?;
-            self.tell(&entries);
-            let seen = self.observe(&entries, pod);
+            self.read().await?;
+            let seen = self.observe(pod);
             for action in run::plan(&seen, Timestamp::now()) {
                 if action == Action::Done {
-                    return Ok(self.end(&seen, entries).await);
+                    return Ok(self.end(&seen).await);
                 }
                 match self.act(action).await {
                     // It came too late: what the record says now decides anew.
@@ -119,18 +120,27 @@ impl<'a> Shell<'a> {
         }
     }
 
-    /// Shows what is new in the record: the life of the run as it happens.
-    fn tell(&mut self, entries: &[Entry]) {
-        for event in entries.iter().skip(self.told).filter_map(Entry::event) {
+    /// Takes in what is new in the record, and shows it: the life of the run as it happens.
+    async fn read(&mut self) -> Result<(), RecordError> {
+        let known = self.entries.last().map_or(0, |entry| entry.sequence);
+        let new = self.gateway.record.entries_after(&self.key, known).await?;
+        for entry in &new {
+            let (Ok(at), Some(event)) = (entry.at.parse(), entry.event()) else {
+                continue; // our own program wrote it
+            };
+            self.facts.take(at, &event);
             let begun = matches!(&event, Event::Call(call) if call.decision == Decision::Begun);
             if !begun {
                 self.screen.step(event.kind(), &sentence(&event));
             }
         }
-        self.told = entries.len();
+        self.entries.extend(new);
+        let head = self.entries.last();
+        self.facts.head = head.map(|entry| (entry.sequence, entry.hash.clone()));
+        Ok(())
     }
 
-    fn observe(&self, entries: &[Entry], pod: Pod) -> Observed {
+    fn observe(&self, pod: Pod) -> Observed {
         let stop = (*self.urgency.borrow() != Urgency::None).then_some(Reason::CancelRequested);
         Observed {
             spec: self.spec_facts(),
@@ -138,11 +148,12 @@ impl<'a> Shell<'a> {
                 stop,
                 suspend: false,
             },
-            record: Ok(record_facts(entries)),
+            record: Ok(self.facts.clone()),
             resolution: self.resolution.clone(),
             policy: self.policy.clone(),
             pod,
             strays: Vec::new(),
+            node: None,
             limits: run::Limits::default(),
         }
     }
@@ -221,6 +232,8 @@ impl<'a> Shell<'a> {
                     .await?;
                 Ok(())
             }
+            // A local pod says so itself.
+            Action::AgentLost(_) => Ok(()),
             Action::StopAgent(attempt, reason) => {
                 self.append(vec![Event::AgentStopping { attempt, reason }])
                     .await?;
@@ -449,13 +462,13 @@ impl<'a> Shell<'a> {
     }
 
     /// What is left to do when the last word is written: the workspace.
-    async fn end(&mut self, seen: &Observed, entries: Vec<Entry>) -> Option<Ended> {
+    async fn end(&mut self, seen: &Observed) -> Option<Ended> {
         let end = seen.record.as_ref().ok()?.ended.clone()?;
         let kept = self.keep().await;
         Some(Ended {
             key: self.key.clone(),
             status: run::status(seen),
-            entries,
+            entries: std::mem::take(&mut self.entries),
             end,
             kept,
         })
@@ -482,19 +495,6 @@ impl<'a> Shell<'a> {
             }
         }
     }
-}
-
-/// The facts of a chain.
-fn record_facts(entries: &[Entry]) -> RecordFacts {
-    let events: Vec<_> = entries
-        .iter()
-        .filter_map(|entry| Some((entry.at.parse().ok()?, entry.event()?)))
-        .collect();
-    let mut facts = RecordFacts::of(events.iter().map(|(at, event)| (*at, event)));
-    facts.head = entries
-        .last()
-        .map(|entry| (entry.sequence, entry.hash.clone()));
-    facts
 }
 
 fn resolved_event(attempt: Attempt, input: &ResolvedInput) -> Event {

@@ -51,7 +51,7 @@ fn agent_failure(
 ) -> Option<Failure> {
     let stopping = attempt.stopping.map(|(_, reason)| reason);
     let in_pod = match &seen.pod {
-        Pod::Ended(failure) => failure.clone(),
+        Pod::Ended(failure) | Pod::Collecting(failure) => failure.clone(),
         Pod::Unknown
         | Pod::Absent
         | Pod::Refused(..)
@@ -85,6 +85,10 @@ fn agent_failure(
             let message = format!("the agent's command could not be started: {message}");
             Some(Failure::new(Reason::CommandNotFound, message))
         }
+        // The broker was lost first, and why is the cause.
+        Some(AgentExit::Stopped {
+            reason: Reason::GatewayLost,
+        }) if in_pod.is_some() => in_pod,
         Some(AgentExit::Stopped { reason }) => Some(stopped(seen, *reason)),
         None => Some(lost_after_start(seen, stopping, in_pod)),
     }
@@ -95,15 +99,20 @@ fn lost_after_start(seen: &Observed, stopping: Option<Reason>, in_pod: Option<Fa
     if let Some(reason) = stopping.or(seen.wish.stop) {
         return stopped(seen, reason);
     }
-    let lost = |reason| Failure::new(reason, "the pod was lost while the agent ran");
+    let lost = |reason, words: &str| {
+        let colon = if words.is_empty() { "" } else { ": " };
+        let message = format!("the pod was lost while the agent ran{colon}{words}");
+        Failure::new(reason, message)
+    };
     match &seen.pod {
-        Pod::Leaving { reason, .. } => lost(*reason),
-        Pod::Absent => lost(Reason::PodDeletedByHand),
+        Pod::Leaving { reason, words, .. } => lost(*reason, words),
+        Pod::Absent => lost(Reason::PodDeletedByHand, ""),
         Pod::Unknown
         | Pod::Refused(..)
         | Pod::Foreign(_)
         | Pod::Starting(_)
         | Pod::Running
+        | Pod::Collecting(_)
         | Pod::Ended(_) => in_pod.unwrap_or_else(|| {
             Failure::new(Reason::GatewayLost, "the agent's supervisor went silent")
         }),

@@ -17,4 +17,4 @@ pub use seen::{
     AttemptFacts, AttemptState, EndFacts, InputFacts, Observed, OutcomeFacts, OutputFacts, Pod,
     PodTrouble, Policy, RecordFacts, Resolution, ResolvedInput, SpecFacts, Wish,
 };
-pub use status::{status, write_due};
+pub use status::{recorded_status, status, undecodable_status, unrecorded_status, write_due};

@@ -9,7 +9,7 @@ use super::seen::{
     AttemptFacts, AttemptState, EndFacts, Observed, Pod, PodTrouble, Policy, RecordFacts,
     Resolution,
 };
-use crate::api::wire::UnknownReason;
+use crate::api::wire::{AgentExit, UnknownReason};
 use crate::api::{Attempt, Failure, Healing, Reason};
 
 /// How long things may take. Every wait of a run has an end, so every run has one. The defaults are the numbers of a
@@ -33,6 +33,13 @@ pub struct Limits {
     /// How long a container's configuration may be wrong: a Secret for its pull may come a moment later.
     #[serde(with = "crate::api::duration_text")]
     pub config: Duration,
+    /// How long a broker may fail to get ready.
+    #[serde(with = "crate::api::duration_text")]
+    pub broker: Duration,
+    /// From the outcome until the kubelet must have said how an agent's container ended whose own word is missing or
+    /// is a killed process: both follow from the same end, on two ways.
+    #[serde(with = "crate::api::duration_text")]
+    pub settle: Duration,
     /// From the wish to stop an agent until its pod is deleted instead: 10 s for its processes, the rest for the way
     /// there through gateway and broker. Also what `exec` gets on top of `agent.timeout` to end it by itself.
     #[serde(with = "crate::api::duration_text")]
@@ -59,6 +66,8 @@ impl Default for Limits {
             pod_retry: Duration::from_secs(10),
             image: Duration::from_mins(5),
             config: Duration::from_mins(1),
+            broker: Duration::from_mins(1),
+            settle: Duration::from_secs(15),
             stop: Duration::from_mins(1),
             collect: Duration::from_mins(3),
             backoff: Duration::from_secs(5),
@@ -86,6 +95,8 @@ pub enum Action {
     Fail(Attempt, Failure),
     /// `Record::abandon`: the record refuses it once the agent has started.
     Abandon(Attempt, Reason),
+    /// Append `agent.ended` without a word of how: its container has ended, and its `exec` said nothing.
+    AgentLost(Attempt),
     /// Append `agent.stopping` and tell the gateway.
     StopAgent(Attempt, Reason),
     /// Delete the pod, so that its broker is told and still reads what the agent left. Not a clean-up.
@@ -207,7 +218,9 @@ fn before_start(seen: &Observed, attempt: &AttemptFacts, now: Timestamp) -> Acti
     }
     if now >= deadline {
         // If it is gone, another attempt may have better luck than this one had time.
-        return if let Pod::Leaving { reason, .. } = &seen.pod {
+        return if let Pod::Leaving { reason, .. } = &seen.pod
+            && *reason != Reason::WorkspaceEvicted
+        {
             Action::Abandon(number, *reason)
         } else {
             Action::Fail(number, not_started_in_time(&seen.spec, &seen.pod))
@@ -236,7 +249,7 @@ fn before_start(seen: &Observed, attempt: &AttemptFacts, now: Timestamp) -> Acti
         Pod::Foreign(failure) => Action::Fail(number, failure.clone()),
         Pod::Starting(Some(trouble)) => starting(seen, number, trouble, deadline, now),
         Pod::Starting(None) | Pod::Running | Pod::Unknown => Action::Wait(Some(deadline)),
-        Pod::Ended(failure) => Action::Fail(
+        Pod::Ended(failure) | Pod::Collecting(failure) => Action::Fail(
             number,
             failure.clone().unwrap_or_else(|| {
                 Failure::new(
@@ -244,6 +257,15 @@ fn before_start(seen: &Observed, attempt: &AttemptFacts, now: Timestamp) -> Acti
                     "the pod ended before the agent was started",
                 )
             }),
+        ),
+        // The inputs alone are too large for it, and will be again.
+        Pod::Leaving {
+            reason: Reason::WorkspaceEvicted,
+            words,
+            ..
+        } => Action::Fail(
+            number,
+            Failure::new(Reason::NoSpaceForInputs, words.clone()),
         ),
         Pod::Leaving { reason, .. } => Action::Abandon(number, *reason),
     }
@@ -283,6 +305,8 @@ fn starting(
         later(trouble.since, seen.limits.image)
     } else if reason == Reason::ContainerConfigInvalid {
         later(trouble.since, seen.limits.config)
+    } else if reason == Reason::BrokerNotReady {
+        later(trouble.since, seen.limits.broker)
     } else {
         deadline
     };
@@ -294,8 +318,14 @@ fn starting(
 /// The agent was started: from here on the run ends with this attempt, and what the agent left is read first.
 fn alive(seen: &Observed, attempt: &AttemptFacts, started: Timestamp, now: Timestamp) -> Action {
     let number = attempt.attempt;
-    if attempt.outcome.is_some() {
-        return Action::Finish(conclude(seen, attempt));
+    if let Some(outcome) = &attempt.outcome {
+        return if tells_its_end(attempt) || is_told(&seen.pod) {
+            Action::Finish(conclude(seen, attempt))
+        } else {
+            wait_or(later(outcome.at, seen.limits.settle), now, || {
+                Action::Finish(conclude(seen, attempt))
+            })
+        };
     }
     let agent_ended = attempt.agent_ended.as_ref().map(|(at, _)| *at);
     let unread = if agent_ended.is_some() {
@@ -309,13 +339,36 @@ fn alive(seen: &Observed, attempt: &AttemptFacts, started: Timestamp, now: Times
         Pod::Leaving { since, .. } => wait_or(later(*since, seen.limits.collect), now, || {
             Action::RecordOutcome(number, unread)
         }),
-        Pod::Unknown | Pod::Starting(_) | Pod::Running => match agent_ended {
+        Pod::Unknown | Pod::Starting(_) | Pod::Running | Pod::Collecting(_) => match agent_ended {
             Some(at) if now < later(at, seen.limits.collect) => {
                 Action::Collect(number, later(at, seen.limits.collect))
             }
             Some(_) => Action::RecordOutcome(number, unread),
+            None if matches!(seen.pod, Pod::Collecting(_)) => Action::AgentLost(number),
             None => running(seen, attempt, started, now),
         },
+    }
+}
+
+/// Whether the agent's end needs no word of the kubelet: only memory's end looks like something else from inside.
+fn tells_its_end(attempt: &AttemptFacts) -> bool {
+    match attempt.agent_ended.as_ref().map(|(_, exit)| exit) {
+        Some(Some(AgentExit::Exited { code: 0 } | AgentExit::NotStarted { .. })) => true,
+        Some(Some(AgentExit::Stopped { reason })) => *reason != Reason::GatewayLost,
+        Some(Some(AgentExit::Exited { .. } | AgentExit::Signalled { .. }) | None) | None => false,
+    }
+}
+
+/// Whether the pod says how the agent's container ended, or never will.
+fn is_told(pod: &Pod) -> bool {
+    match pod {
+        Pod::Ended(_)
+        | Pod::Collecting(_)
+        | Pod::Absent
+        | Pod::Foreign(_)
+        | Pod::Refused(..)
+        | Pod::Leaving { .. } => true,
+        Pod::Unknown | Pod::Starting(_) | Pod::Running => false,
     }
 }
 
@@ -403,13 +456,24 @@ fn after_end(seen: &Observed, record: &RecordFacts, end: &EndFacts, now: Timesta
     match &seen.pod {
         Pod::Absent | Pod::Foreign(_) | Pod::Refused(..) => Action::Done,
         Pod::Unknown | Pod::Leaving { deleted: true, .. } => Action::Wait(None),
-        Pod::Starting(_) | Pod::Running => Action::DeletePod(attempt),
+        // Its agent has ended and the kubelet is about to say so. A broker that hangs is not waited for.
+        Pod::Running | Pod::Collecting(_) if agent_has_ended(record) => {
+            wait_or(later(end.at, seen.limits.collect), now, || {
+                Action::DeletePod(attempt)
+            })
+        }
+        Pod::Starting(_) | Pod::Running | Pod::Collecting(_) => Action::DeletePod(attempt),
         Pod::Ended(_) | Pod::Leaving { deleted: false, .. } => {
             wait_or(later(end.at, seen.spec.ttl_after_finished), now, || {
                 Action::DeletePod(attempt)
             })
         }
     }
+}
+
+fn agent_has_ended(record: &RecordFacts) -> bool {
+    let ended = |attempt: &AttemptFacts| attempt.agent_ended.is_some();
+    record.current().is_some_and(ended)
 }
 
 /// Whether an attempt counts against `infrastructureRetries`.
@@ -422,9 +486,11 @@ fn costs(state: &AttemptState) -> bool {
 
 fn is_there(pod: &Pod) -> bool {
     match pod {
-        Pod::Starting(_) | Pod::Running | Pod::Ended(_) | Pod::Leaving { deleted: false, .. } => {
-            true
-        }
+        Pod::Starting(_)
+        | Pod::Running
+        | Pod::Collecting(_)
+        | Pod::Ended(_)
+        | Pod::Leaving { deleted: false, .. } => true,
         Pod::Unknown
         | Pod::Absent
         | Pod::Refused(..)

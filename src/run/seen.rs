@@ -30,6 +30,8 @@ pub struct Observed {
     pub pod: Pod,
     /// Attempts before the newest whose pods are still there and not being deleted.
     pub strays: Vec<Attempt>,
+    /// The node of the newest attempt's pod, once it is known.
+    pub node: Option<String>,
     /// How long things may take.
     pub limits: Limits,
 }
@@ -123,6 +125,8 @@ pub enum Pod {
     Starting(Option<PodTrouble>),
     /// Everything runs; whether the agent does, the record knows.
     Running,
+    /// The agent's container has ended, and the broker is still at work: with what the container's own end says.
+    Collecting(Option<Failure>),
     /// Provision or the broker failed, so that no agent starts, or all containers ended after it.
     Ended(Option<Failure>),
     /// On its way out: deleted, evicted, or its node is lost.
@@ -133,6 +137,8 @@ pub enum Pod {
         since: Timestamp,
         /// Somebody deleted it already. An evicted pod stays until somebody does.
         deleted: bool,
+        /// The same in the words of whoever takes it away; empty if nobody said any.
+        words: String,
     },
 }
 
@@ -154,7 +160,7 @@ impl Pod {
     pub fn trouble(&self) -> Option<&Failure> {
         match self {
             Self::Refused(failure, _) | Self::Foreign(failure) => Some(failure),
-            Self::Ended(failure) => failure.as_ref(),
+            Self::Ended(failure) | Self::Collecting(failure) => failure.as_ref(),
             Self::Starting(trouble) => trouble.as_ref().map(|trouble| &trouble.failure),
             Self::Unknown | Self::Absent | Self::Running | Self::Leaving { .. } => None,
         }

@@ -14,7 +14,7 @@ use crate::api::wire::{Change, Drift, DriftFacts, GitDir, HeadSeen, InputOutcome
 use crate::api::{
     Code, Condition, ConditionStatus, ConditionType, CredentialStatus, DriftCounts, DriftStatus,
     ErrorStatus, Failure, Fault as _, HeadStatus, Healing, InputStatus, OutputStatus, PathStatus,
-    Phase, Reason, RecordStatus, ResultStatus, SandboxRunStatus, StatusSummary,
+    Phase, Reason, RecordStatus, ResultStatus, RunUid, SandboxRunStatus, StatusSummary,
 };
 
 /// What a status may take: half of what the design allows, measured as JSON, since the API server stores it with
@@ -37,7 +37,7 @@ pub fn status(seen: &Observed) -> SandboxRunStatus {
         summary: StatusSummary::default(),
         conditions: conditions(seen, record),
         inputs: inputs(seen, attempt),
-        result: record.ended.as_ref().map(|end| result(end, attempt)),
+        result: (record.ended.as_ref()).map(|end| result(end, attempt, seen.node.as_ref())),
         record: record.head.as_ref().map(|(sequence, hash)| RecordStatus {
             id: seen.spec.uid.to_string(),
             head: format!("{sequence}:{hash}"),
@@ -51,6 +51,92 @@ pub fn status(seen: &Observed) -> SandboxRunStatus {
     status
 }
 
+/// The status of a run whose record cannot be read or written now: what is known of it, and that it may not be all.
+#[must_use]
+pub fn unrecorded_status(seen: &Observed, failure: &Failure) -> SandboxRunStatus {
+    let mut status = status(seen);
+    let recorded = status.conditions.iter_mut();
+    for condition in recorded.filter(|c| c.kind == ConditionType::Recorded) {
+        condition.status = ConditionStatus::False;
+        failure.reason.as_str().clone_into(&mut condition.reason);
+        condition.message.clone_from(&failure.message);
+    }
+    keep_small(&mut status);
+    status
+}
+
+/// The status of an object whose spec does not decode: nothing of it ever begins.
+#[must_use]
+pub fn undecodable_status(
+    failure: &Failure,
+    generation: Option<i64>,
+    at: Timestamp,
+) -> SandboxRunStatus {
+    use ConditionStatus::{False, True};
+    let condition = |kind, status| Condition {
+        kind,
+        status,
+        reason: failure.reason.as_str().to_owned(),
+        message: failure.message.clone(),
+        observed_generation: generation,
+        last_transition_time: in_text(at),
+    };
+    let mut status = SandboxRunStatus {
+        observed_generation: generation,
+        phase: Phase::Failed,
+        finished_at: Some(in_text(at)),
+        conditions: vec![
+            condition(ConditionType::Ready, False),
+            condition(ConditionType::Reconciling, False),
+            condition(ConditionType::Stalled, True),
+            condition(ConditionType::Complete, False),
+            condition(ConditionType::Failed, True),
+        ],
+        summary: StatusSummary {
+            reason: failure.reason.as_str().to_owned(),
+            ..StatusSummary::default()
+        },
+        error: Some(error_status(failure)),
+        ..SandboxRunStatus::default()
+    };
+    keep_small(&mut status);
+    status
+}
+
+/// The status of an object that was made again after its run was done: what the record says of that run, and how to run
+/// it again. `seen` is the observation of the new object with the record of the old one.
+#[must_use]
+pub fn recorded_status(seen: &Observed, original: &RunUid) -> SandboxRunStatus {
+    let mut status = status(seen);
+    let ended = status.finished_at.clone().unwrap_or_default();
+    for condition in &mut status.conditions {
+        let whole = match condition.kind {
+            ConditionType::Ready | ConditionType::Stalled => true,
+            ConditionType::Complete | ConditionType::Failed => {
+                condition.status == ConditionStatus::True
+            }
+            ConditionType::Reconciling
+            | ConditionType::InputsResolved
+            | ConditionType::WorkspaceReady
+            | ConditionType::PolicyEnforced
+            | ConditionType::Drifted
+            | ConditionType::Recorded => false,
+        };
+        if whole {
+            condition.message = format!(
+                "this run was done before, as {original}, and ended at {ended} ({}: {}); change spec.rerun to run again",
+                condition.reason, condition.message
+            );
+            "RecordedResult".clone_into(&mut condition.reason);
+        }
+    }
+    if let Some(record) = &mut status.record {
+        record.id = original.to_string();
+    }
+    keep_small(&mut status);
+    status
+}
+
 /// Whether a status is worth an API write, given the last one that was written. At most six in a run's life: trouble
 /// while resolving, resolved, trouble while starting, running, ended, recorded at last.
 #[must_use]
@@ -60,18 +146,22 @@ pub fn write_due(written: Option<&SandboxRunStatus>, status: &SandboxRunStatus) 
     };
     // Another life, or another spec: the steps begin again.
     let restarted = milestone(written) >= ENDED && milestone(status) < ENDED;
-    restarted || milestone(status) > milestone(written)
+    // Whoever waits for a change of the object to be seen waits for this.
+    let another_spec = written.observed_generation != status.observed_generation;
+    let doubted = is(written, ConditionType::Recorded, ConditionStatus::True)
+        && is(status, ConditionType::Recorded, ConditionStatus::False);
+    restarted || another_spec || doubted || milestone(status) > milestone(written)
 }
 
 const ENDED: u8 = 5;
 
+fn is(status: &SandboxRunStatus, kind: ConditionType, wanted: ConditionStatus) -> bool {
+    let mut conditions = status.conditions.iter();
+    conditions.any(|c| c.kind == kind && c.status == wanted)
+}
+
 fn milestone(status: &SandboxRunStatus) -> u8 {
-    let is_true = |kind| {
-        status
-            .conditions
-            .iter()
-            .any(|c| c.kind == kind && c.status == ConditionStatus::True)
-    };
+    let is_true = |kind| is(status, kind, ConditionStatus::True);
     match status.phase {
         Phase::Succeeded | Phase::Failed | Phase::Cancelled => {
             ENDED + u8::from(is_true(ConditionType::Recorded))
@@ -137,7 +227,7 @@ fn error_status(failure: &Failure) -> ErrorStatus {
     }
 }
 
-fn result(end: &EndFacts, attempt: Option<&AttemptFacts>) -> ResultStatus {
+fn result(end: &EndFacts, attempt: Option<&AttemptFacts>, node: Option<&String>) -> ResultStatus {
     let output = attempt
         .and_then(|a| a.outcome.as_ref())
         .map(|outcome| &outcome.output);
@@ -158,7 +248,7 @@ fn result(end: &EndFacts, attempt: Option<&AttemptFacts>) -> ResultStatus {
         pod: attempt
             .and_then(|a| a.pod.as_ref())
             .map(|(_, name)| name.clone()),
-        node: None,
+        node: node.cloned(),
     }
 }
 
@@ -375,8 +465,22 @@ fn conditions(seen: &Observed, record: &RecordFacts) -> Vec<Condition> {
     use ConditionStatus::{False, True, Unknown};
     let created = record.created_at;
     let phase = phase(record);
-    let under_way = format!("{phase:?}");
-    let message = failure(seen, record).map_or_else(String::new, |f| f.message.clone());
+    let started = matches!(
+        record.current().map(|attempt| &attempt.state),
+        Some(AttemptState::Started(_))
+    );
+    let (under_way, message) = match failure(seen, record) {
+        Some(failure) => (format!("{phase:?}"), failure.message.clone()),
+        None if seen.wish.suspend && started => (
+            format!("{phase:?}"),
+            "spec.suspend does nothing once the agent has started: spec.cancel ends it".to_owned(),
+        ),
+        None if seen.wish.suspend => (
+            "Suspended".to_owned(),
+            "no pod is made while spec.suspend is true".to_owned(),
+        ),
+        None => (format!("{phase:?}"), String::new()),
+    };
     let whole = |done: ConditionStatus, failed: ConditionStatus, alive: ConditionStatus| {
         match &record.ended {
             None => Draft::new(alive, &under_way, message.clone(), created),

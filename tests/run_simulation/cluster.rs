@@ -160,6 +160,7 @@ pub(crate) fn look(pod: Option<&PodModel>, now: Timestamp) -> Pod {
         reason,
         since,
         deleted: pod.deleting.is_some(),
+        words: String::new(),
     };
     // The node controller takes its time to see a lost node.
     if let Some(since) = pod.cut_off
@@ -176,7 +177,9 @@ pub(crate) fn look(pod: Option<&PodModel>, now: Timestamp) -> Pod {
     match &pod.stage {
         Stage::Pending => Pod::Starting(pod.trouble.clone()),
         Stage::Provisioning | Stage::Proving => Pod::Starting(None),
-        Stage::Asking | Stage::Running(_) | Stage::Ended(_) | Stage::Told => Pod::Running,
+        Stage::Asking | Stage::Running(_) => Pod::Running,
+        // The kubelet sees a container's end when it is over; the gateway may hear of it before or after.
+        Stage::Ended(_) | Stage::Told => Pod::Collecting(None),
         Stage::Over(failure) => Pod::Ended(failure.clone()),
     }
 }

@@ -174,6 +174,7 @@ impl Controller {
             },
             pod,
             strays,
+            node: None,
             limits: Limits::default(),
         };
         (seen, Rc::clone(&cached.status))
@@ -237,6 +238,14 @@ impl Controller {
                     append(world, vec![event]);
                 }
             }
+            Action::AgentLost(attempt) => append(
+                world,
+                vec![Event::AgentEnded {
+                    attempt,
+                    exit: None,
+                    millis: 0,
+                }],
+            ),
             Action::StopAgent(attempt, reason) => {
                 append(world, vec![Event::AgentStopping { attempt, reason }]);
             }

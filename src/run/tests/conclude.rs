@@ -36,6 +36,7 @@ fn leaving(reason: Reason) -> Pod {
         reason,
         since: at(9),
         deleted: false,
+        words: String::new(),
     }
 }
 

@@ -50,6 +50,7 @@ pub(super) fn observed(events: Vec<Event>) -> Observed {
         policy: Policy::InForce,
         pod: Pod::Absent,
         strays: Vec::new(),
+        node: None,
         limits: Limits::default(),
     }
 }

@@ -212,8 +212,27 @@ fn a_suspended_attempt_costs_nothing_and_its_pod_goes() {
     Action::Fail(FIRST, fault(Reason::PodRejectedByPolicy))
 )]
 #[case::p04_evicted(
-    Pod::Leaving { reason: Reason::PodEvicted, since: at(8), deleted: false }, 9,
+    Pod::Leaving { reason: Reason::PodEvicted, since: at(8), deleted: false, words: String::new() }, 9,
     Action::Abandon(FIRST, Reason::PodEvicted))]
+#[case::v06_the_inputs_alone_are_too_large(
+    Pod::Leaving { reason: Reason::WorkspaceEvicted, since: at(8), deleted: false, words: "too much".into() }, 9,
+    Action::Fail(FIRST, Failure::new(Reason::NoSpaceForInputs, "too much")))]
+#[case::p08_the_broker_does_not_get_ready_for_a_moment(
+    Pod::Starting(Some(PodTrouble { failure: fault(Reason::BrokerNotReady), since: at(10) })), 69, Action::Wait(Some(at(70))))]
+#[case::p08_the_broker_never_gets_ready(
+    Pod::Starting(Some(PodTrouble { failure: fault(Reason::BrokerNotReady), since: at(10) })), 70,
+    Action::Fail(FIRST, fault(Reason::BrokerNotReady)))]
+#[case::p03_the_broker_ran_out_of_memory(
+    Pod::Starting(Some(PodTrouble { failure: fault(Reason::MemoryLimitReached), since: at(10) })), 10,
+    Action::Fail(FIRST, fault(Reason::MemoryLimitReached)))]
+#[case::exec_ended_without_a_grant(
+    Pod::Collecting(None),
+    9,
+    Action::Fail(
+        FIRST,
+        Failure::new(Reason::GrantLost, "the pod ended before the agent was started")
+    )
+)]
 #[case::provision_failed(
     Pod::Ended(Some(fault(Reason::PackInvalid))),
     9,
@@ -349,9 +368,9 @@ fn g04_g12_a_lost_policy_stops_the_agent_before_it_is_put_back() {
 #[rstest]
 #[case::p05_deleted_and_gone(Pod::Absent, 60, true)]
 #[case::p06_leaving_a_moment(
-    Pod::Leaving { reason: Reason::NodeLost, since: at(60), deleted: true }, 239, false)]
+    Pod::Leaving { reason: Reason::NodeLost, since: at(60), deleted: true, words: String::new() }, 239, false)]
 #[case::p06_leaving_for_hours(
-    Pod::Leaving { reason: Reason::NodeLost, since: at(60), deleted: true }, 240, true)]
+    Pod::Leaving { reason: Reason::NodeLost, since: at(60), deleted: true, words: String::new() }, 240, true)]
 fn p06_a_run_whose_pod_is_lost_after_the_start_ends_by_our_own_clock(
     #[case] pod: Pod,
     #[case] now: u64,
@@ -414,4 +433,62 @@ fn a10_the_pod_of_an_earlier_attempt_is_cleaned_up_and_not_adopted() {
             Action::Resolve(FIRST)
         ]
     );
+}
+
+/// P03: a killed agent looks the same from inside whoever killed it, so the kubelet's word is waited for, a while.
+#[rstest]
+#[case::it_ended_well(Some(AgentExit::Exited { code: 0 }), Pod::Running, 10, true)]
+#[case::it_was_killed(Some(AgentExit::Signalled { signal: 9 }), Pod::Running, 23, false)]
+#[case::it_was_killed_and_the_kubelet_says_so(
+    Some(AgentExit::Signalled { signal: 9 }), Pod::Collecting(Some(fault(Reason::MemoryLimitReached))), 10, true)]
+#[case::nobody_said_how(None, Pod::Running, 23, false)]
+#[case::nobody_ever_will(None, Pod::Running, 24, true)]
+#[case::its_pod_is_gone(None, Pod::Absent, 10, true)]
+fn p03_the_kubelets_word_on_an_end_is_waited_for(
+    #[case] exit: Option<AgentExit>,
+    #[case] pod: Pod,
+    #[case] now: u64,
+    #[case] concluded: bool,
+) {
+    let mut events = started();
+    events.push(exited(exit));
+    events.extend(outcome(Drift::Unchanged, None));
+    let seen = Observed {
+        pod,
+        ..observed(events)
+    };
+    let action = next(&seen, now);
+    assert_eq!(matches!(action, Action::Finish(_)), concluded, "{action:?}");
+}
+
+/// P03: an agent that went with its supervisor has ended, and what it left is read.
+#[test]
+fn p03_an_end_without_a_word_is_written_down() {
+    let seen = Observed {
+        pod: Pod::Collecting(Some(fault(Reason::MemoryLimitReached))),
+        ..observed(started())
+    };
+    assert_eq!(next(&seen, 9), Action::AgentLost(FIRST));
+}
+
+/// L07: the logs of a run that ended stay for its TTL, though its pod is still ending.
+#[rstest]
+#[case::it_is_about_to_end(Pod::Running, 20, Action::Wait(Some(at(190))))]
+#[case::it_hangs(Pod::Running, 190, Action::DeletePod(FIRST))]
+#[case::it_has_ended(Pod::Ended(None), 190, Action::Wait(Some(at(10 + 86_400))))]
+fn l07_the_pod_of_an_ended_run_stays_for_its_ttl(
+    #[case] pod: Pod,
+    #[case] now: u64,
+    #[case] want: Action,
+) {
+    let mut events = started();
+    let well = Some(AgentExit::Exited { code: 0 });
+    events.push(exited(well));
+    events.extend(outcome(Drift::Unchanged, None));
+    events.push(ended(None));
+    let seen = Observed {
+        pod,
+        ..observed(events)
+    };
+    assert_eq!(next(&seen, now), want);
 }
