@@ -13,8 +13,8 @@ use demo_forge::{Client, Forge, Options, Repo, Visibility};
 use futures::future::{BoxFuture, ready};
 use sandboxrun::api::{
     Agent, Attempt, Auth, ConnectorName, ConnectorType, ConnectorUse, CredentialProofPolicy, Event,
-    Input, Lookup, Namespace, OnDrift, ParsedConnector, PathPattern, RefName, RefSelector,
-    Repository, RunKey, RunSpec, SecretKeyRef,
+    Input, Lookup, Namespace, OnDrift, ParsedConnector, PathPattern, Placement, RefName,
+    RefSelector, Repository, RunKey, RunSpec, SecretKeyRef,
 };
 use sandboxrun::audit::Record;
 use sandboxrun::gateway::{Canaries, Gateway, Live, LiveParts, Role};
@@ -297,6 +297,7 @@ pub(crate) fn spec(repository: Option<&str>) -> Done<RunSpec> {
         on_drift: OnDrift::Report,
         credential_proof: CredentialProofPolicy::Off,
         runtime_class_name: None,
+        placement: Placement::default(),
     })
 }
 

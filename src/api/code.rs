@@ -252,6 +252,7 @@ reasons! {
     RuleBroken: SpecInvalid, Permanent, "write the field as the message says and apply it again";
     NotDecodable: SpecInvalid, Permanent, "correct the field that the message names; `sandboxrun validate -f FILE` checks it offline";
     NotOnThisMachine: SpecInvalid, Permanent, "remove the field, or run this manifest in a cluster";
+    AboveLimit: SpecInvalid, Permanent, "ask for no more than the message says, or let the administrator raise the limit";
     InputsDisabled: WorkspaceInputsDisabled, Permanent, "ask the administrator to switch workspace inputs on, or remove spec.inputs";
 
     RefNotFound: InputResolutionFailed, Brief, "write the exact name of a ref that the repository has; `git ls-remote URL` lists them";
@@ -317,6 +318,7 @@ reasons! {
     CanaryOpen: PolicyNotEnforced, Permanent, "the network let the sandbox out: use a network plugin that enforces NetworkPolicy, or remove what opens it";
     CanaryDown: PolicyNotEnforced, Permanent, "the canaries did not listen, so nothing is proved: run again; if it lasts, report it";
     SandboxUnavailable: PolicyNotEnforced, Permanent, "install or allow what the message names, so that a sealed sandbox can be made";
+    PolicyOpened: PolicyNotEnforced, Permanent, "let the other policy that the message names leave out pods of runs";
     PolicyLost: PolicyNotEnforced, Permanent, "keep the network policy as sandboxrun made it, and add no other one that selects run pods";
 
     PodEvicted: Disrupted, Permanent, "run again: the pod was taken away after the agent had started";

@@ -10,6 +10,8 @@ pub const PROMPT: &str = "/sandbox/prompt.md";
 pub const CONTEXT: &str = "/sandbox/context";
 /// What the agent may leave as files.
 pub const OUTPUT: &str = "/sandbox/output";
+/// [`OUTPUT`] inside [`SANDBOX`].
+pub const OUTPUT_NAME: &str = "output";
 /// The structured result, inside [`OUTPUT`].
 pub const OUTPUT_FILE: &str = "/sandbox/output/output.json";
 /// The agent's home directory.
@@ -22,3 +24,19 @@ pub const SOCKET: &str = "/sandboxrun/run/gateway.sock";
 pub const BASELINE: &str = "/baseline";
 /// Where the relay listens, inside the agent's network namespace.
 pub const RELAY_PORT: u16 = 7070;
+/// Where [`POD_PROGRAM`] and the broker's socket lie in a pod.
+pub const PROGRAM_DIR: &str = "/sandboxrun";
+/// The Unix socket in a pod through which `exec` reaches the broker.
+pub const BROKER_SOCKET: &str = "/sandboxrun/broker.sock";
+/// Our program inside our own image.
+pub const IMAGE_PROGRAM: &str = "/sandboxrun-pod";
+/// Where a pod's token for the gateway lies, in our own containers only.
+pub const TOKEN_DIR: &str = "/var/run/sandboxrun";
+/// The token's name in [`TOKEN_DIR`].
+pub const TOKEN_NAME: &str = "token";
+/// The token.
+pub const TOKEN_FILE: &str = "/var/run/sandboxrun/token";
+/// Where a container's last words go.
+pub const TERMINATION_LOG: &str = "/dev/termination-log";
+/// The environment variable of our own containers that holds the gateway's CA, PEM.
+pub const CA_VARIABLE: &str = "SANDBOXRUN_GATEWAY_CA";

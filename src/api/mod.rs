@@ -30,6 +30,8 @@ pub mod manifest;
 #[cfg(feature = "host")]
 mod parse;
 #[cfg(feature = "host")]
+mod quantity;
+#[cfg(feature = "host")]
 mod sandboxrun;
 #[cfg(feature = "host")]
 mod spec;
@@ -58,6 +60,8 @@ pub use connector::*;
 pub use event::{Call, Decision, Event, QueryDigest, RunKey, Via};
 #[cfg(feature = "host")]
 pub use parse::SpecError;
+#[cfg(feature = "host")]
+pub use quantity::{Quantity, QuantityError};
 #[cfg(feature = "host")]
 pub use sandboxrun::*;
 #[cfg(feature = "host")]

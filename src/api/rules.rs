@@ -56,6 +56,26 @@ pub(super) const MAX_PATTERN: usize = 512;
 pub(super) const MAX_CALLS: i64 = 1_000_000_000;
 /// Egress rules.
 pub(super) const MAX_EGRESS: usize = 64;
+/// Resources that every node has. Others are extended ones, with a domain before their name.
+pub(super) const RESOURCES: &[&str] = &["cpu", "memory", "ephemeral-storage"];
+/// Names of resources in requests and in limits.
+pub(super) const MAX_RESOURCES: usize = 16;
+/// The largest user id that Linux and Kubernetes share.
+pub(super) const MAX_USER: i64 = 2_147_483_647;
+/// Pull secrets.
+pub(super) const MAX_PULL_SECRETS: usize = 8;
+/// Labels of a node selector.
+pub(super) const MAX_NODE_LABELS: usize = 16;
+/// Tolerations.
+pub(super) const MAX_TOLERATIONS: usize = 16;
+/// Characters of a label's name: 253 before the slash, 63 after it.
+pub(super) const MAX_LABEL_NAME: usize = 317;
+/// Characters of a label's value.
+pub(super) const MAX_LABEL_VALUE: usize = 63;
+/// Further attempts.
+pub(super) const MAX_RETRIES: i32 = 10;
+/// Characters of `rerun`.
+pub(super) const MAX_RERUN: usize = 63;
 /// Characters of a `known_hosts` text.
 pub(super) const MAX_KNOWN_HOSTS: usize = 64 * 1024;
 /// Characters of a header's name, prefix, or of a user name.
@@ -99,8 +119,19 @@ pub(super) const ONE_NAMED: usize = 1;
 /// Of entries that are in each other's way: the first two.
 pub(super) const TWO_NAMED: usize = 2;
 
-/// `spec` against the stored one.
+/// Every field of `spec` but the last five, against the stored one.
 pub(super) const IMMUTABLE: &str = "cannot be changed: make a new SandboxRun, under another name";
+/// The fields that this is said of.
+pub(super) const IMMUTABLE_FIELDS: &[&str] = &[
+    "inputs",
+    "agent",
+    "lookups",
+    "egress",
+    "policy",
+    "workspace",
+    "scheduling",
+    "infrastructureRetries",
+];
 
 /// Names of inputs and lookups.
 pub(super) const LABEL: &str =
@@ -184,6 +215,39 @@ pub(super) const CONTEXT_BYTES: &str =
 pub(super) const TIMEOUT: &str = "must be a duration from 1m to 24h, such as 20m or 1h30m";
 /// `agent.stallTimeout`, `lookups[].limits.idleTimeout`.
 pub(super) const SHORT_TIMEOUT: &str = "must be a duration from 1s to 24h, such as 90s or 5m";
+
+/// `agent.resources.{requests,limits}`, their names.
+pub(super) const RESOURCE_NAMES: &str =
+    "must name cpu, memory, ephemeral-storage, or extended resources such as nvidia.com/gpu";
+/// `agent.resources.{requests,limits}`, their amounts.
+pub(super) const AMOUNTS: &str = "must hold amounts above 0, such as 500m, 2 or 4Gi";
+/// `agent.resources`: what goes before the names of what does not fit.
+pub(super) const REQUESTS_FIT: &str = "requests must not be above limits: ";
+/// `agent.runAsUser`.
+pub(super) const USER: &str =
+    "must be a user id from 1 to 2147483647: nothing in the pod runs as root";
+/// `agent.imagePullSecrets`: what goes before the names that are given twice.
+pub(super) const PULL_SECRETS: &str = "each Secret can be given once: ";
+/// `scheduling.nodeSelector`.
+pub(super) const NODE_SELECTOR: &str =
+    "must hold labels of nodes, such as kubernetes.io/arch: arm64";
+/// `scheduling.tolerations[].key`.
+pub(super) const TOLERATION_KEY: &str =
+    "must be the key of a taint, such as example.com/pool; it can be left out with operator Exists";
+/// `scheduling.tolerations[].value`.
+pub(super) const TOLERATION_VALUE: &str =
+    "must be the value of a taint, and left out with operator Exists";
+/// `scheduling.tolerations[].tolerationSeconds`.
+pub(super) const TOLERATION_SECONDS: &str = "must be 0 or more, and needs effect NoExecute";
+/// `infrastructureRetries`.
+pub(super) const RETRIES: &str = "must be a number from 0 to 10";
+/// `rerun`.
+pub(super) const RERUN: &str = "must not hold control characters";
+/// `ttlAfterFinished`.
+pub(super) const TTL: &str = "must be a duration from 0s to 8760h, such as 24h";
+/// `cancel`, against the stored one.
+pub(super) const CANCEL_LATCHES: &str =
+    "stays true: change spec.rerun in the same update to run again";
 
 /// `lookups`: what goes before the names of those that share one.
 pub(super) const LOOKUP_NAMES: &str = "each lookup needs a name of its own: ";

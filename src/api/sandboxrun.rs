@@ -5,6 +5,8 @@
     reason = "the derive takes one printcolumn for each column"
 )]
 
+use std::collections::BTreeMap;
+
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -78,6 +80,30 @@ pub struct SandboxRunSpec {
     /// How strict the run is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<PolicySpec>,
+    /// The volume that holds the inputs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workspace: Option<WorkspaceSpec>,
+    /// Which node the pod may be on, and how long it may take to get there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scheduling: Option<SchedulingSpec>,
+    /// Further attempts for pods that are lost before the agent starts: 0 to 10. Default: 2.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub infrastructure_retries: Option<i32>,
+    /// True: no pod is made, and one whose agent has not started is deleted. Can be changed. Default: false.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub suspend: Option<bool>,
+    /// True: the run is ended. Can be changed: to true at any time, back to false together with `rerun`. Default: false.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cancel: Option<bool>,
+    /// Change it to run again: any text. Default: empty.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rerun: Option<String>,
+    /// When the pod of an ended run goes; the `SandboxRun` stays. Can be changed. Default: 24h.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl_after_finished: Option<String>,
+    /// True: then the `SandboxRun` goes too; not where a tool would apply it again. Can be changed. Default: false.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delete_after_finished: Option<bool>,
 }
 
 /// One repository at one commit.
@@ -171,6 +197,104 @@ pub struct AgentSpec {
     /// What `/sandbox/output/output.json` must be. Absent: the file is optional.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output: Option<OutputSpec>,
+    /// What the agent's container asks for and may use at most. Default: as set at installation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resources: Option<ResourcesSpec>,
+    /// The user id of everything in the pod, never 0. Default: 1000.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run_as_user: Option<i64>,
+    /// Secrets with which the kubelet pulls the image. Never mounted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub image_pull_secrets: Vec<PullSecretSpec>,
+}
+
+/// What a container asks for and may use at most. A resource that stands in one of the two counts for both.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ResourcesSpec {
+    /// What a node must have free: `cpu`, `memory`, `ephemeral-storage` and extended resources, such as `{cpu: 500m}`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub requests: BTreeMap<String, String>,
+    /// What it may use at most, such as `{memory: 4Gi}`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub limits: BTreeMap<String, String>,
+}
+
+/// A Secret of type `kubernetes.io/dockerconfigjson` in the same namespace.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct PullSecretSpec {
+    /// Its name.
+    pub name: String,
+}
+
+/// The volume that holds the inputs.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct WorkspaceSpec {
+    /// What it may hold; the pod of a run that writes more is evicted. Default: 10Gi.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<String>,
+}
+
+/// Which node the pod may be on, and how long it may take to get there.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct SchedulingSpec {
+    /// Labels that the node must have.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub node_selector: BTreeMap<String, String>,
+    /// Taints that the pod tolerates.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tolerations: Vec<TolerationSpec>,
+    /// A `PriorityClass`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub priority_class_name: Option<String>,
+    /// From the pod being wanted to the agent's start: 1s to 24h. Default: 10m.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start_timeout: Option<String>,
+}
+
+/// A taint that the pod tolerates.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct TolerationSpec {
+    /// The taint's key. Absent: every taint, with operator Exists.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+    /// Default: Equal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub operator: Option<TolerationOperator>,
+    /// The taint's value, with operator Equal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value: Option<String>,
+    /// Absent: every effect.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub effect: Option<TaintEffect>,
+    /// How long the taint is tolerated, with effect `NoExecute`. Absent: for ever.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub toleration_seconds: Option<i64>,
+}
+
+/// How a toleration is compared with a taint.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum TolerationOperator {
+    /// Key and value are equal.
+    #[default]
+    Equal,
+    /// The key is equal.
+    Exists,
+}
+
+/// What a taint does to pods that do not tolerate it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum TaintEffect {
+    /// They are not put on the node.
+    NoSchedule,
+    /// They are put there last.
+    PreferNoSchedule,
+    /// They are removed from it, too.
+    NoExecute,
 }
 
 /// A literal environment variable.

@@ -1,10 +1,12 @@
 //! The parsed twins of the resources: a value here keeps every rule. Only these travel on.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::{
     ConnectorName, ConnectorType, ConnectorUse, ContextFileSpec, CredentialProofPolicy, EnvVar,
-    InputName, LookupName, OnDrift, Origin, RefSelector, RepoUrl, SecretKeyRef,
+    InputName, LookupName, OnDrift, Origin, Quantity, RefSelector, RepoUrl, SecretKeyRef,
+    TolerationSpec,
 };
 
 /// A run that keeps every rule.
@@ -24,6 +26,77 @@ pub struct RunSpec {
     pub credential_proof: CredentialProofPolicy,
     /// Refused by a local run.
     pub runtime_class_name: Option<String>,
+    /// What it asks of a cluster. A local run uses none of it.
+    pub placement: Placement,
+}
+
+/// What a run asks of a cluster: whose, where, how much and for how long.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Placement {
+    /// Of the agent's container, by name of the resource; never above [`Placement::limits`].
+    pub requests: BTreeMap<String, Quantity>,
+    /// Of the agent's container, by name of the resource.
+    pub limits: BTreeMap<String, Quantity>,
+    /// 1 to 2,147,483,647.
+    pub run_as_user: i64,
+    /// Names of Secrets.
+    pub image_pull_secrets: Vec<String>,
+    /// What the workspace may hold.
+    pub workspace_size: Quantity,
+    /// Labels of the node.
+    pub node_selector: BTreeMap<String, String>,
+    /// Taints of the node.
+    pub tolerations: Vec<TolerationSpec>,
+    /// A `PriorityClass`.
+    pub priority_class_name: Option<String>,
+    /// From the pod being wanted to the start grant.
+    pub start_timeout: Duration,
+    /// Attempts after the first one, for pods that are lost before the start grant.
+    pub infrastructure_retries: u32,
+}
+
+impl Default for Placement {
+    fn default() -> Self {
+        Self {
+            requests: BTreeMap::new(),
+            limits: BTreeMap::new(),
+            run_as_user: 1000,
+            image_pull_secrets: Vec::new(),
+            workspace_size: Quantity::gibibytes(10),
+            node_selector: BTreeMap::new(),
+            tolerations: Vec::new(),
+            priority_class_name: None,
+            start_timeout: Duration::from_mins(10),
+            infrastructure_retries: 2,
+        }
+    }
+}
+
+/// The five fields that may be changed while the run lives, and after it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wishes {
+    /// No pod is made, and one whose agent has not started is deleted.
+    pub suspend: bool,
+    /// The run is to end.
+    pub cancel: bool,
+    /// Part of the run's identity: another text is another run of the same object.
+    pub rerun: String,
+    /// From the run's end to the deletion of its pod.
+    pub ttl_after_finished: Duration,
+    /// Then the object goes too.
+    pub delete_after_finished: bool,
+}
+
+impl Default for Wishes {
+    fn default() -> Self {
+        Self {
+            suspend: false,
+            cancel: false,
+            rerun: String::new(),
+            ttl_after_finished: Duration::from_hours(24),
+            delete_after_finished: false,
+        }
+    }
 }
 
 /// One repository at one commit.

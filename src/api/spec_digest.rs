@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use super::{
     AgentSpec, CredentialProofPolicy, EgressSpec, FetchSpec, InputSpec, LookupLimits, LookupSpec,
-    OnDrift, PolicySpec, SandboxRunSpec, layout, units,
+    OnDrift, PolicySpec, Quantity, ResourcesSpec, SandboxRunSpec, SchedulingSpec,
+    TolerationOperator, WorkspaceSpec, layout, units,
 };
 
 impl SandboxRunSpec {
-    /// SHA-256 over the canonical JSON (RFC 8785) of the spec without fields that are equal to their default, in
-    /// lower-case hex.
+    /// SHA-256 over the canonical JSON (RFC 8785) of the spec without the five fields that may change and without
+    /// fields that are equal to their default, in lower-case hex.
     #[must_use]
     pub fn digest(&self) -> String {
         // Plain data of texts and numbers always becomes JSON.
@@ -44,6 +45,25 @@ fn without_defaults(mut spec: SandboxRunSpec) -> SandboxRunSpec {
         forget(&mut policy.credential_proof, &CredentialProofPolicy::Warn);
     }
     forget(&mut spec.policy, &PolicySpec::default());
+    if let Some(workspace) = &mut spec.workspace {
+        forget_if(&mut workspace.size, |text| {
+            text.parse().ok() == Some(Quantity::gibibytes(10))
+        });
+    }
+    forget(&mut spec.workspace, &WorkspaceSpec::default());
+    if let Some(scheduling) = &mut spec.scheduling {
+        for toleration in &mut scheduling.tolerations {
+            forget(&mut toleration.operator, &TolerationOperator::Equal);
+        }
+        forget_if(&mut scheduling.start_timeout, |text| {
+            is(text, Duration::from_mins(10))
+        });
+    }
+    forget(&mut spec.scheduling, &SchedulingSpec::default());
+    forget(&mut spec.infrastructure_retries, &2);
+    // What is wished of a run and may change is not what it is.
+    (spec.suspend, spec.cancel, spec.rerun) = (None, None, None);
+    (spec.ttl_after_finished, spec.delete_after_finished) = (None, None);
     spec
 }
 
@@ -57,6 +77,8 @@ fn input(spec: &mut InputSpec) {
 fn agent(spec: &mut AgentSpec, working_dir: &str) {
     forget_if(&mut spec.working_dir, |dir| dir == working_dir);
     forget_if(&mut spec.timeout, |text| is(text, Duration::from_mins(20)));
+    forget(&mut spec.resources, &ResourcesSpec::default());
+    forget(&mut spec.run_as_user, &1000);
 }
 
 fn lookup(spec: &mut LookupSpec) {
@@ -126,6 +148,23 @@ mod tests {
             digest(whole),
             "0b2769e9279e5b25d9557ceb4b6319d316c74465508021b8ea4a8658b980fa74"
         );
+        let placed = json!({
+            "agent": {
+                "image": "a", "command": ["true"], "runAsUser": 65532, "imagePullSecrets": [{"name": "pull"}],
+                "resources": {"requests": {"cpu": "500m"}, "limits": {"memory": "4Gi", "nvidia.com/gpu": "1"}},
+            },
+            "workspace": {"size": "20Gi"},
+            "scheduling": {
+                "nodeSelector": {"kubernetes.io/arch": "arm64"}, "priorityClassName": "low", "startTimeout": "1h",
+                "tolerations": [{"key": "pool", "value": "agents", "effect": "NoExecute", "tolerationSeconds": 60}, {"operator": "Exists"}],
+            },
+            "infrastructureRetries": 0,
+            "rerun": "7", "cancel": true,
+        });
+        assert_eq!(
+            digest(placed),
+            "2b909db17562d9de73c095ab2b1a59200ecea4de9d66cb088f73f63fdcfd1cea"
+        );
     }
 
     #[test]
@@ -137,10 +176,14 @@ mod tests {
         });
         let long = json!({
             "inputs": [{"name": "app", "repository": "https://h/a", "path": "app", "depth": 1, "readOnly": false, "fetch": "Origin"}],
-            "agent": {"image": "a", "command": ["true"], "args": [], "env": [{"name": "A", "value": ""}], "workingDir": "/workspace/app", "timeout": "1200s"},
+            "agent": {"image": "a", "command": ["true"], "args": [], "env": [{"name": "A", "value": ""}], "workingDir": "/workspace/app", "timeout": "1200s", "resources": {"requests": {}}, "runAsUser": 1000, "imagePullSecrets": []},
             "lookups": [{"name": "t", "connector": "c", "paths": ["/"], "methods": ["GET", "HEAD"], "limits": {"idleTimeout": "10m"}}],
             "egress": {"allow": []},
             "policy": {"onDrift": "Report", "credentialProof": "Warn"},
+            "workspace": {"size": "10240Mi"},
+            "scheduling": {"startTimeout": "600s"},
+            "infrastructureRetries": 2,
+            "suspend": true, "cancel": true, "rerun": "2", "ttlAfterFinished": "1h", "deleteAfterFinished": true,
         });
         assert_eq!(digest(short.clone()), digest(long));
         let mut other = short;

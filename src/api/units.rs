@@ -63,7 +63,14 @@ pub mod quantity_text {
 /// than one byte.
 pub(super) fn quantity(text: &str) -> Option<u64> {
     let (number, suffix) = decimal(text, 15, 3)?;
-    let unit: u128 = match suffix {
+    u64::try_from(number.times(unit(suffix)?))
+        .ok()
+        .filter(|bytes| *bytes > 0)
+}
+
+/// What a suffix stands for.
+pub(super) fn unit(suffix: &str) -> Option<u128> {
+    Some(match suffix {
         "" => 1,
         "k" => 1000,
         "M" => 1_000_000,
@@ -74,26 +81,27 @@ pub(super) fn quantity(text: &str) -> Option<u64> {
         "Gi" => 1 << 30,
         "Ti" => 1 << 40,
         _ => return None,
-    };
-    u64::try_from(number.times(unit))
-        .ok()
-        .filter(|bytes| *bytes > 0)
+    })
 }
 
 /// A decimal number: digits, and how many of them stand behind the point.
-struct Decimal {
-    digits: u128,
-    scale: u32,
+pub(super) struct Decimal {
+    pub(super) digits: u128,
+    pub(super) scale: u32,
 }
 
 impl Decimal {
-    fn times(&self, unit: u128) -> u128 {
+    pub(super) fn times(&self, unit: u128) -> u128 {
         self.digits * unit / 10_u128.pow(self.scale)
     }
 }
 
 /// The number at the start of the text, with at most so many digits before and behind its point.
-fn decimal(text: &str, most_before: usize, most_behind: usize) -> Option<(Decimal, &str)> {
+pub(super) fn decimal(
+    text: &str,
+    most_before: usize,
+    most_behind: usize,
+) -> Option<(Decimal, &str)> {
     let (before, rest) = split_at(text, |c| !c.is_ascii_digit());
     let (behind, rest) = match rest.strip_prefix('.') {
         Some(rest) => Some(split_at(rest, |c| !c.is_ascii_digit()))

@@ -207,7 +207,17 @@ fn kind(schema: &Value) -> String {
             format!("list of {items}{}", bound("maxItems", "entries"))
         }
         "string" => format!("text{}", bound("maxLength", "characters")),
-        "object" => "object".to_owned(),
+        "object" => match schema
+            .get("additionalProperties")
+            .filter(|it| it.is_object())
+        {
+            Some(values) => format!(
+                "map of {}{}",
+                kind(values),
+                bound("maxProperties", "entries")
+            ),
+            None => "object".to_owned(),
+        },
         other => other.to_owned(),
     }
 }

@@ -5,6 +5,7 @@ mod crd;
 mod docs;
 mod explain;
 mod files;
+mod here;
 mod run;
 mod summary;
 mod validate;

@@ -124,6 +124,8 @@ enum RunError {
     },
     #[error("{0}")]
     Manifests(String),
+    #[error("{file}: {why}")]
+    NotHere { file: String, why: &'static str },
     #[error("--secret {name}/{key}: {why}")]
     Secret {
         name: String,
@@ -144,6 +146,7 @@ impl Fault for RunError {
             Self::Manifest(errors) => errors.first().map_or(Reason::NotDecodable, Fault::reason),
             Self::Spec { .. } | Self::Manifests(_) => Reason::RuleBroken,
             Self::Read { .. } => Reason::NotDecodable,
+            Self::NotHere { .. } => Reason::NotOnThisMachine,
             Self::Secret { .. } => Reason::SecretInvalid,
             Self::Standing(error) => error.reason(),
             Self::Process(_) => Reason::Bug,
@@ -204,6 +207,13 @@ fn begin(args: RunArgs, screen: &Screen) -> Result<local::Ended, RunError> {
             manifests.image
         ),
     );
+    if !manifests.unused.is_empty() {
+        let fields = manifests.unused.join(", ");
+        screen.step(
+            "unused",
+            &format!("of no meaning on this machine: {fields}"),
+        );
+    }
     let options = Options {
         standing,
         address_exceptions: args.allow_address,
@@ -237,6 +247,7 @@ fn exit_code(ended: &local::Ended) -> u8 {
 struct Loaded {
     run: Manifests,
     image: String,
+    unused: Vec<&'static str>,
 }
 
 /// Reads all manifests and secrets: exactly one run, no name twice, all in one namespace.
@@ -380,6 +391,9 @@ fn gather(documents: Vec<(String, Document)>) -> Result<Loaded, RunError> {
         .unwrap_or_default()
         .parse()
         .map_err(|error| wrong(format!("{file}: metadata.name: {error}")))?;
+    if let Some(why) = super::here::refused(&run.spec) {
+        return Err(RunError::NotHere { file, why });
+    }
     let spec = RunSpec::parse(&run.spec).map_err(|errors| RunError::Spec { file, errors })?;
     let image = spec.agent.image.clone();
     let digest = run.spec.digest();
@@ -393,6 +407,7 @@ fn gather(documents: Vec<(String, Document)>) -> Result<Loaded, RunError> {
             secrets,
         },
         image,
+        unused: super::here::unused(&run.spec),
     })
 }
 

@@ -9,7 +9,8 @@ use demo_forge::{Forge, Options};
 use futures::future::{BoxFuture, ready};
 use sandboxrun::api::{
     Agent, Auth, ConnectorName, ConnectorType, ConnectorUse, CredentialProofPolicy, Failure, Input,
-    Namespace, OnDrift, ParsedConnector, RefName, RefSelector, Repository, RunSpec, SecretKeyRef,
+    Namespace, OnDrift, ParsedConnector, Placement, RefName, RefSelector, Repository, RunSpec,
+    SecretKeyRef,
 };
 use sandboxrun::inputs::{
     Inputs, Names, ORIGIN_ANNOTATION, Progress, ResolvedInput, SecretBytes, SecretObject, Settings,
@@ -274,5 +275,6 @@ pub(crate) fn run(inputs: Vec<Input>, credential_proof: CredentialProofPolicy) -
         on_drift: OnDrift::Report,
         credential_proof,
         runtime_class_name: None,
+        placement: Placement::default(),
     }
 }

@@ -7,6 +7,11 @@ pub(super) const CONTROL: &str = r"\x00-\x1f\x7f-\x{9f}";
 /// A DNS label.
 const LABEL: &str = "[a-z0-9]([-a-z0-9]*[a-z0-9])?";
 
+/// What may stand before the slash of a qualified name, such as of a label.
+pub(super) const PREFIX: &str = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*";
+/// What may stand after it, and a label's value.
+pub(super) const NAME: &str = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?";
+
 /// A text as a literal.
 pub(super) fn text(text: &str) -> String {
     format!("'{}'", text.replace('\\', r"\\").replace('\'', r"\'"))

@@ -68,7 +68,7 @@ const SCHEMA: &str = "/spec/versions/0/schema/openAPIV3Schema";
 
 /// What is added to one place of a schema.
 struct At {
-    /// Such as `spec.inputs[].name`; `[]` is the items of a list.
+    /// Such as `spec.inputs[].name`; `[]` is the items of a list, `{}` the values of a map.
     place: &'static str,
     /// Keywords of OpenAPI and of Kubernetes: bounds and kinds of lists.
     keywords: Vec<(&'static str, Value)>,
@@ -101,6 +101,11 @@ impl At {
         self.keyword("maxItems", most)
     }
 
+    /// At most so many fields of a map.
+    fn max_properties(self, most: usize) -> Self {
+        self.keyword("maxProperties", most)
+    }
+
     /// A list whose entries are told apart by one of their fields.
     fn map_by(self, key: &'static str) -> Self {
         self.keyword("x-kubernetes-list-type", "map")
@@ -125,8 +130,8 @@ impl At {
     ///
     /// They are taken by their index: of a `join` the API server cannot estimate the cost, and refuses the CRD.
     fn rule_naming(mut self, rule: &str, message: &str, found: &str, named: usize) -> Self {
-        let names: Vec<String> = (0..named).map(|at| format!("{found}[{at}]")).collect();
-        let expression = format!("{} + {}", cel::text(message), names.join(" + ', ' + "));
+        let first: Vec<String> = (0..named).map(|at| format!("{found}[{at}]")).collect();
+        let expression = format!("{} + {}", cel::text(message), first.join(" + ', ' + "));
         self.rules.push(json!({
             "rule": rule,
             "message": message.trim_end_matches(": "),
@@ -164,10 +169,13 @@ fn definition(
 fn find<'a>(schema: &'a mut Value, place: &str) -> Option<&'a mut Value> {
     let mut found = schema;
     for step in place.split('.') {
-        let name = step.trim_end_matches("[]");
+        let name = step.trim_end_matches("[]").trim_end_matches("{}");
         found = found.get_mut("properties")?.get_mut(name)?;
         if step.ends_with("[]") {
             found = found.get_mut("items")?;
+        }
+        if step.ends_with("{}") {
+            found = found.get_mut("additionalProperties")?;
         }
     }
     Some(found)

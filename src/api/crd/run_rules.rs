@@ -1,21 +1,48 @@
 //! The rules of a `SandboxRun`.
 
+use serde_json::json;
+
 use super::cel::{
-    CONTROL, are_methods, are_patterns, is_absolute, is_clean_path, is_duration, is_free_of,
+    self, CONTROL, are_methods, are_patterns, is_absolute, is_clean_path, is_duration, is_free_of,
     is_label, is_subdomain, matches, overlap, text, texts, url_rules,
 };
 use super::{At, at};
 use crate::api::rules::{self, ONE_NAMED, TWO_NAMED};
 
 pub(super) fn table() -> Vec<At> {
-    let mut table = vec![at("spec").rule("self == oldSelf", rules::IMMUTABLE)];
+    // A run that nobody has looked at yet is not what it should be: without this, kstatus calls it current.
+    let unseen = at("status").keyword("default", json!({"observedGeneration": -1}));
+    let mut table = vec![unseen, changes()];
     table.extend(inputs());
     table.extend(refs());
     table.extend(agent());
     table.extend(files());
     table.extend(lookups());
     table.extend(egress_and_policy());
+    table.extend(placement());
     table
+}
+
+/// What may not change once the object is there. Stated on the parent: a rule on a field is not asked when the field
+/// is added or removed.
+fn changes() -> At {
+    let mut spec = at("spec");
+    for field in rules::IMMUTABLE_FIELDS {
+        let rule = format!(
+            "has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})"
+        );
+        spec = spec.rule_for(&format!(".{field}"), rule, rules::IMMUTABLE);
+    }
+    let is = |object: &str| format!("(has({object}.cancel) && {object}.cancel)");
+    let rerun = |object: &str| format!("(has({object}.rerun) ? {object}.rerun : '')");
+    let latches = format!(
+        "!{} || {} || {} != {}",
+        is("oldSelf"),
+        is("self"),
+        rerun("self"),
+        rerun("oldSelf")
+    );
+    spec.rule_for(".cancel", latches, rules::CANCEL_LATCHES)
 }
 
 /// Names that more than one entry has.
@@ -166,7 +193,124 @@ fn agent() -> Vec<At> {
         at("spec.agent.stallTimeout")
             .max_length(rules::MAX_UNIT)
             .rule(is_duration("self", "1s", "24h"), rules::SHORT_TIMEOUT),
+        at("spec.agent.runAsUser").rule(
+            format!("self >= 1 && self <= {}", rules::MAX_USER),
+            rules::USER,
+        ),
+        at("spec.agent.imagePullSecrets")
+            .max_items(rules::MAX_PULL_SECRETS)
+            .map_by("name")
+            .rule_naming(OWN_NAMES, rules::PULL_SECRETS, SAME_NAME, ONE_NAMED),
+        at("spec.agent.imagePullSecrets[].name")
+            .max_length(rules::MAX_SUBDOMAIN)
+            .rule(is_subdomain("self"), rules::OBJECT_NAME),
     ]
+}
+
+fn resources() -> Vec<At> {
+    let name = format!(
+        "(k in {} || (k.size() <= {} && {}))",
+        texts(rules::RESOURCES),
+        rules::MAX_LABEL_NAME,
+        matches("k", &format!("^{}/{}$", cel::PREFIX, cel::NAME))
+    );
+    let amount = |subject: &str| {
+        let form = r"^[0-9]{1,15}(m|(\.[0-9]{1,3})?(k|M|G|T|Ki|Mi|Gi|Ti)?)$";
+        format!(
+            "{} && {}",
+            matches(subject, form),
+            matches(subject, "[1-9]")
+        )
+    };
+    let map = |place: &'static str| {
+        at(place)
+            .max_properties(rules::MAX_RESOURCES)
+            .rule(format!("self.all(k, {name})"), rules::RESOURCE_NAMES)
+            .rule(
+                format!("self.all(k, {})", amount("self[k]")),
+                rules::AMOUNTS,
+            )
+    };
+    let above = format!(
+        "k in self.limits && {} && {} && quantity(self.requests[k]).compareTo(quantity(self.limits[k])) > 0",
+        amount("self.requests[k]"),
+        amount("self.limits[k]")
+    );
+    vec![
+        at("spec.agent.resources").rule_naming(
+            &format!(
+                "!has(self.requests) || !has(self.limits) || !self.requests.exists(k, {above})"
+            ),
+            rules::REQUESTS_FIT,
+            &format!("self.requests.map(k, {above}, k)"),
+            ONE_NAMED,
+        ),
+        map("spec.agent.resources.requests"),
+        map("spec.agent.resources.limits"),
+        at("spec.agent.resources.requests{}").max_length(rules::MAX_UNIT),
+        at("spec.agent.resources.limits{}").max_length(rules::MAX_UNIT),
+    ]
+}
+
+fn placement() -> Vec<At> {
+    let label_name = |subject: &str| {
+        format!(
+            "{subject}.size() <= {} && {}",
+            rules::MAX_LABEL_NAME,
+            matches(subject, &format!("^({}/)?{}$", cel::PREFIX, cel::NAME))
+        )
+    };
+    let label_value = |subject: &str| matches(subject, &format!("^({})?$", cel::NAME));
+    let exists = "(has(self.operator) && self.operator == 'Exists')";
+    let mut table = resources();
+    table.extend([
+        at("spec.workspace.size")
+            .max_length(rules::MAX_UNIT)
+            .rule(bytes("self"), rules::QUANTITY),
+        at("spec.scheduling.nodeSelector")
+            .max_properties(rules::MAX_NODE_LABELS)
+            .rule(
+                format!("self.all(k, {} && {})", label_name("k"), label_value("self[k]")),
+                rules::NODE_SELECTOR,
+            ),
+        at("spec.scheduling.nodeSelector{}").max_length(rules::MAX_LABEL_VALUE),
+        at("spec.scheduling.tolerations").max_items(rules::MAX_TOLERATIONS),
+        at("spec.scheduling.tolerations[]")
+            .rule_for(
+                ".key",
+                format!("has(self.key) ? {} : {exists}", label_name("self.key")),
+                rules::TOLERATION_KEY,
+            )
+            .rule_for(
+                ".value",
+                format!("!has(self.value) || (!{exists} && {})", label_value("self.value")),
+                rules::TOLERATION_VALUE,
+            )
+            .rule_for(
+                ".tolerationSeconds",
+                "!has(self.tolerationSeconds) || (self.tolerationSeconds >= 0 && has(self.effect) && self.effect == 'NoExecute')",
+                rules::TOLERATION_SECONDS,
+            ),
+        at("spec.scheduling.tolerations[].key").max_length(rules::MAX_LABEL_NAME),
+        at("spec.scheduling.tolerations[].value").max_length(rules::MAX_LABEL_VALUE),
+        at("spec.scheduling.priorityClassName")
+            .max_length(rules::MAX_SUBDOMAIN)
+            .rule(is_subdomain("self"), rules::OBJECT_NAME),
+        at("spec.scheduling.startTimeout")
+            .max_length(rules::MAX_UNIT)
+            .rule(is_duration("self", "1s", "24h"), rules::SHORT_TIMEOUT),
+        at("spec.infrastructureRetries").rule(
+            format!("self >= 0 && self <= {}", rules::MAX_RETRIES),
+            rules::RETRIES,
+        ),
+        at("spec.rerun")
+            .max_length(rules::MAX_RERUN)
+            .rule(is_free_of("self", &format!("[{CONTROL}]")), rules::RERUN),
+        at("spec.ttlAfterFinished")
+            .max_length(rules::MAX_UNIT)
+            .rule(is_duration("self", "0s", "8760h"), rules::TTL),
+    ]);
+    table
 }
 
 fn files() -> Vec<At> {
@@ -211,16 +355,20 @@ fn files() -> Vec<At> {
     ]
 }
 
-fn lookups() -> Vec<At> {
-    let count = format!("self >= 1 && self <= {}", rules::MAX_CALLS);
-    let quantity = format!(
+/// A number of bytes above 0.
+fn bytes(subject: &str) -> String {
+    format!(
         "{} && {}",
         matches(
-            "self",
+            subject,
             r"^[0-9]{1,15}(\.[0-9]{1,3})?(k|M|G|T|Ki|Mi|Gi|Ti)?$"
         ),
-        matches("self", "[1-9]")
-    );
+        matches(subject, "[1-9]")
+    )
+}
+
+fn lookups() -> Vec<At> {
+    let count = format!("self >= 1 && self <= {}", rules::MAX_CALLS);
     vec![
         at("spec.lookups")
             .max_items(rules::MAX_LOOKUPS)
@@ -245,7 +393,7 @@ fn lookups() -> Vec<At> {
         at("spec.lookups[].limits.perMinute").rule(count, rules::COUNT),
         at("spec.lookups[].limits.bytes")
             .max_length(rules::MAX_UNIT)
-            .rule(quantity, rules::QUANTITY),
+            .rule(bytes("self"), rules::QUANTITY),
         at("spec.lookups[].limits.idleTimeout")
             .max_length(rules::MAX_UNIT)
             .rule(is_duration("self", "1s", "24h"), rules::SHORT_TIMEOUT),

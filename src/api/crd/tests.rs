@@ -16,7 +16,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::api::{ConnectorSpec, ParsedConnector, RunSpec, SandboxRunSpec, SpecError};
+use crate::api::{ConnectorSpec, ParsedConnector, RunSpec, SandboxRunSpec, SpecError, rules};
 
 static SCHEMAS: LazyLock<[CompiledSchema; 2]> = LazyLock::new(|| {
     let crds = all();
@@ -97,6 +97,18 @@ fn lookup(patch: Value) -> Value {
     run(json!({"lookups": [lookup]}))
 }
 
+fn resources(patch: Value) -> Value {
+    agent(json!({"resources": patch}))
+}
+
+fn scheduling(patch: Value) -> Value {
+    run(json!({"scheduling": patch}))
+}
+
+fn toleration(toleration: Value) -> Value {
+    scheduling(json!({"tolerations": [toleration]}))
+}
+
 fn egress(host: &str, port: Option<i32>) -> Value {
     let mut rule = json!({"host": host});
     if let Some(port) = port {
@@ -126,6 +138,15 @@ fn secret() -> Value {
     json!({"name": "forge-token", "key": "token"})
 }
 
+const OBJECT: &str = "must be a DNS subdomain: at most 253 of a-z, 0-9, '-' and '.'";
+const USER: &str = "must be a user id from 1 to 2147483647: nothing in the pod runs as root";
+const NAMES: &str =
+    "must name cpu, memory, ephemeral-storage, or extended resources such as nvidia.com/gpu";
+const AMOUNTS: &str = "must hold amounts above 0, such as 500m, 2 or 4Gi";
+const LABELS: &str = "must hold labels of nodes, such as kubernetes.io/arch: arm64";
+const KEY: &str =
+    "must be the key of a taint, such as example.com/pool; it can be left out with operator Exists";
+const SECONDS: &str = "must be 0 or more, and needs effect NoExecute";
 const LABEL: &str =
     "must be a DNS label: at most 40 of a-z, 0-9 and '-', first and last a letter or digit";
 const SCHEME: &str = "must be https://HOST/PATH, ssh://HOST/PATH or git@HOST:PATH; a path such as acme/app needs a connector beside it";
@@ -287,6 +308,35 @@ fn a01_a04_a05_a07_r07_r11_a_bad_run_gets_the_same_sentence_from_cel_and_code() 
         ("a dot last", egress("h.example.com.", None), format!("spec.egress.allow[0].host: {EGRESS}")),
         ("port 0", egress("h", Some(0)), "spec.egress.allow[0].port: must be a port from 1 to 65535".to_owned()),
         ("port 65536", egress("h", Some(65536)), "spec.egress.allow[0].port: must be a port from 1 to 65535".to_owned()),
+        ("root", agent(json!({"runAsUser": 0})), format!("spec.agent.runAsUser: {USER}")),
+        ("a negative user", agent(json!({"runAsUser": -1})), format!("spec.agent.runAsUser: {USER}")),
+        ("a user beyond 31 bits", agent(json!({"runAsUser": 2_147_483_648_i64})), format!("spec.agent.runAsUser: {USER}")),
+        ("a pull secret twice", agent(json!({"imagePullSecrets": [{"name": "a"}, {"name": "a"}]})), "spec.agent.imagePullSecrets: each Secret can be given once: a".to_owned()),
+        ("a pull secret of another namespace", agent(json!({"imagePullSecrets": [{"name": "b/a"}]})), format!("spec.agent.imagePullSecrets[0].name: {OBJECT}")),
+        ("no resource of a node", resources(json!({"limits": {"ram": "1Gi"}})), format!("spec.agent.resources.limits: {NAMES}")),
+        ("a resource of no domain", resources(json!({"limits": {"/gpu": "1"}})), format!("spec.agent.resources.limits: {NAMES}")),
+        ("no memory", resources(json!({"limits": {"memory": "0"}})), format!("spec.agent.resources.limits: {AMOUNTS}")),
+        ("memory in small letters", resources(json!({"requests": {"memory": "4gi"}})), format!("spec.agent.resources.requests: {AMOUNTS}")),
+        ("half of a milli", resources(json!({"requests": {"cpu": "0.5m"}})), format!("spec.agent.resources.requests: {AMOUNTS}")),
+        ("more than allowed", resources(json!({"requests": {"memory": "2Gi", "cpu": "1"}, "limits": {"memory": "2000M", "cpu": "1000m"}})), "spec.agent.resources: requests must not be above limits: memory".to_owned()),
+        ("a workspace of nothing", run(json!({"workspace": {"size": "0Gi"}})), format!("spec.workspace.size: {QUANTITY}")),
+        ("a workspace in milli", run(json!({"workspace": {"size": "10m"}})), format!("spec.workspace.size: {QUANTITY}")),
+        ("a node's label with a space", scheduling(json!({"nodeSelector": {"a b": "c"}})), format!("spec.scheduling.nodeSelector: {LABELS}")),
+        ("a node's label of two slashes", scheduling(json!({"nodeSelector": {"a/b/c": "d"}})), format!("spec.scheduling.nodeSelector: {LABELS}")),
+        ("a node's label ends in a dash", scheduling(json!({"nodeSelector": {"a": "d-"}})), format!("spec.scheduling.nodeSelector: {LABELS}")),
+        ("a taint without a key", toleration(json!({"value": "a"})), format!("spec.scheduling.tolerations[0].key: {KEY}")),
+        ("an empty key", toleration(json!({"key": "", "operator": "Exists"})), format!("spec.scheduling.tolerations[0].key: {KEY}")),
+        ("a value that is not asked", toleration(json!({"key": "a", "operator": "Exists", "value": "b"})), "spec.scheduling.tolerations[0].value: must be the value of a taint, and left out with operator Exists".to_owned()),
+        ("a value with a space", toleration(json!({"key": "a", "value": "b c"})), "spec.scheduling.tolerations[0].value: must be the value of a taint, and left out with operator Exists".to_owned()),
+        ("seconds of no eviction", toleration(json!({"key": "a", "effect": "NoSchedule", "tolerationSeconds": 1})), format!("spec.scheduling.tolerations[0].tolerationSeconds: {SECONDS}")),
+        ("negative seconds", toleration(json!({"key": "a", "effect": "NoExecute", "tolerationSeconds": -1})), format!("spec.scheduling.tolerations[0].tolerationSeconds: {SECONDS}")),
+        ("a priority class", scheduling(json!({"priorityClassName": "High"})), format!("spec.scheduling.priorityClassName: {OBJECT}")),
+        ("no time to start", scheduling(json!({"startTimeout": "0s"})), format!("spec.scheduling.startTimeout: {SHORT}")),
+        ("11 retries", run(json!({"infrastructureRetries": 11})), "spec.infrastructureRetries: must be a number from 0 to 10".to_owned()),
+        ("-1 retries", run(json!({"infrastructureRetries": -1})), "spec.infrastructureRetries: must be a number from 0 to 10".to_owned()),
+        ("a newline in rerun", run(json!({"rerun": "a\nb"})), "spec.rerun: must not hold control characters".to_owned()),
+        ("a ttl in days", run(json!({"ttlAfterFinished": "7d"})), "spec.ttlAfterFinished: must be a duration from 0s to 8760h, such as 24h".to_owned()),
+        ("a ttl of more than a year", run(json!({"ttlAfterFinished": "8761h"})), "spec.ttlAfterFinished: must be a duration from 0s to 8760h, such as 24h".to_owned()),
         ("a runtime class", run(json!({"policy": {"runtimeClassName": "G_Visor"}})), "spec.policy.runtimeClassName: must be a DNS subdomain: at most 253 of a-z, 0-9, '-' and '.'".to_owned()),
     ];
     refused_alike(0, run_errors, &rows);
@@ -419,7 +469,31 @@ fn a06_a_good_manifest_is_taken_by_both() {
             json!({"egress": {"allow": []}, "policy": {"onDrift": "Fail", "runtimeClassName": "gvisor", "credentialProof": "Off"}}),
         ),
     ];
-    for spec in &runs {
+    let placed = [
+        agent(
+            json!({"runAsUser": 65532, "imagePullSecrets": [{"name": "pull.one"}, {"name": "b"}]}),
+        ),
+        resources(
+            json!({"requests": {"cpu": "0.5", "memory": "1.5Gi"}, "limits": {"cpu": "500m", "memory": "2G", "ephemeral-storage": "1Ti", "nvidia.com/gpu": "1"}}),
+        ),
+        resources(json!({"requests": {"memory": "1024Mi"}, "limits": {"memory": "1Gi"}})),
+        resources(json!({"requests": {}, "limits": {}})),
+        run(json!({"workspace": {"size": "1500"}})),
+        run(json!({"workspace": {}, "scheduling": {}})),
+        scheduling(
+            json!({"nodeSelector": {"kubernetes.io/arch": "arm64", "pool": "", "a.b/C_d.e": "F.g"}, "priorityClassName": "low.priority", "startTimeout": "24h"}),
+        ),
+        toleration(json!({"operator": "Exists"})),
+        toleration(json!({"key": "pool"})),
+        toleration(
+            json!({"key": "example.com/pool", "operator": "Equal", "value": "agents", "effect": "NoExecute", "tolerationSeconds": 0}),
+        ),
+        run(
+            json!({"infrastructureRetries": 0, "suspend": true, "cancel": false, "rerun": "\u{fc} 2", "ttlAfterFinished": "0s", "deleteAfterFinished": true}),
+        ),
+        run(json!({"infrastructureRetries": 10, "ttlAfterFinished": "8760h"})),
+    ];
+    for spec in runs.iter().chain(&placed) {
         assert_eq!(run_errors(spec), Vec::<String>::new(), "{spec}");
         assert_eq!(cel(0, spec, None), Vec::<String>::new(), "{spec}");
     }
@@ -445,19 +519,80 @@ fn a06_a_good_manifest_is_taken_by_both() {
 }
 
 #[test]
-fn a_spec_cannot_be_changed() {
-    let old = input(json!({}));
-    assert_eq!(cel(0, &old, Some(&old)), Vec::<String>::new());
-    for new in [
-        input(json!({"depth": 2})),
-        run(json!({})),
-        input(json!({"ref": {"tag": "v1"}})),
+fn a_spec_cannot_be_changed_but_for_its_last_five_fields() {
+    let old = input(json!({"rerun": "1"}));
+    let change = |patch: Value| {
+        let mut new = old.clone();
+        merge(&mut new, patch);
+        cel(0, &new, Some(&old))
+    };
+    assert_eq!(change(json!({})), Vec::<String>::new());
+    let wishes = json!({"suspend": true, "cancel": true, "rerun": "2", "ttlAfterFinished": "1h", "deleteAfterFinished": true});
+    assert_eq!(change(wishes), Vec::<String>::new());
+    assert_eq!(change(json!({"rerun": null})), Vec::<String>::new());
+    let first = json!([{"name": "app", "repository": "https://h/b"}]);
+    for (field, patch) in [
+        ("inputs", json!({"inputs": first})),
+        ("inputs", json!({"inputs": null})),
+        ("agent", json!({"agent": {"image": "other"}})),
+        ("agent", json!({"agent": {"runAsUser": 1001}})),
+        (
+            "lookups",
+            json!({"lookups": [{"name": "a", "connector": "c", "paths": ["/"]}]}),
+        ),
+        ("egress", json!({"egress": {"allow": [{"host": "h"}]}})),
+        ("policy", json!({"policy": {"onDrift": "Fail"}})),
+        ("workspace", json!({"workspace": {"size": "20Gi"}})),
+        ("scheduling", json!({"scheduling": {"startTimeout": "1h"}})),
+        ("infrastructureRetries", json!({"infrastructureRetries": 3})),
     ] {
-        assert_eq!(
-            cel(0, &new, Some(&old)),
-            ["spec: cannot be changed: make a new SandboxRun, under another name"]
-        );
+        let want =
+            format!("spec.{field}: cannot be changed: make a new SandboxRun, under another name");
+        assert_eq!(change(patch), [want], "{field}");
     }
+}
+
+/// Every field of the spec either may change or is held.
+#[test]
+fn every_field_of_a_spec_is_decided_upon() {
+    let crds = all();
+    let schema = &crds[0].schema()["properties"]["spec"]["properties"];
+    let mut decided: Vec<&str> = rules::IMMUTABLE_FIELDS.to_vec();
+    decided.extend([
+        "suspend",
+        "cancel",
+        "rerun",
+        "ttlAfterFinished",
+        "deleteAfterFinished",
+    ]);
+    decided.sort_unstable();
+    let fields: Vec<&str> = schema
+        .as_object()
+        .unwrap()
+        .keys()
+        .map(String::as_str)
+        .collect();
+    assert_eq!(fields, decided);
+}
+
+#[test]
+fn a10_cancel_goes_back_only_together_with_rerun() {
+    let old = run(json!({"cancel": true, "rerun": "1"}));
+    let kept = ["spec.cancel: stays true: change spec.rerun in the same update to run again"];
+    let none: [&str; 0] = [];
+    for (new, want) in [
+        (json!({"cancel": true, "rerun": "1"}), none.as_slice()),
+        (json!({"cancel": false, "rerun": "1"}), kept.as_slice()),
+        (json!({"rerun": "1"}), kept.as_slice()),
+        (json!({"cancel": false, "rerun": "2"}), none.as_slice()),
+        (json!({"cancel": false}), none.as_slice()),
+        (json!({"cancel": true, "rerun": "2"}), none.as_slice()),
+    ] {
+        assert_eq!(cel(0, &run(new.clone()), Some(&old)), want, "{new}");
+    }
+    let fresh = run(json!({"cancel": true}));
+    assert_eq!(cel(0, &fresh, None), none);
+    assert_eq!(cel(0, &fresh, Some(&run(json!({})))), none);
 }
 
 #[test]
@@ -495,6 +630,16 @@ fn every_text_and_list_of_a_spec_is_bounded() {
                 found.push(place.to_owned());
             }
             Some("array") if !bounded("maxItems") => found.push(place.to_owned()),
+            Some("object") if schema.get("additionalProperties").is_some() => {
+                if !bounded("maxProperties") {
+                    found.push(place.to_owned());
+                }
+                walk(
+                    &format!("{place}{{}}"),
+                    &schema["additionalProperties"],
+                    found,
+                );
+            }
             Some("object") if schema.get("properties").is_none() && !free => {
                 found.push(place.to_owned());
             }
@@ -527,10 +672,16 @@ proptest! {
         timeout in "[0-9.]{0,3}[hms]{0,2}[0-9]{0,2}[hms]{0,2}",
         pattern in "/?[a*/.%]{0,6}",
         with_connector in any::<bool>(),
+        amount in "[0-9]{0,2}[.]?[0-9]{0,2}[mkGi]{0,2}",
+        name in "[a/._-]{0,4}|[aA]{0,1}[.]b/[aC_-]{0,3}",
     ) {
         let mut spec = json!({
             "inputs": [{"name": "app", "repository": repository, "path": path, "ref": {"branch": branch}}],
-            "agent": {"image": "a", "command": ["a"], "timeout": timeout, "scratch": [pattern]},
+            "agent": {"image": "a", "command": ["a"], "timeout": timeout, "scratch": [pattern],
+                "resources": {"requests": {"cpu": amount, "memory": "1Gi"}, "limits": {"memory": amount, name.clone(): "1"}}},
+            "workspace": {"size": amount},
+            "scheduling": {"nodeSelector": {name.clone(): name}, "tolerations": [{"key": name, "value": name}]},
+            "ttlAfterFinished": timeout,
             "lookups": [{"name": "a", "connector": "c", "paths": [pattern]}],
             "egress": {"allow": [{"host": host}]},
         });
@@ -558,11 +709,15 @@ proptest! {
             "agent": {
                 "image": text, "command": [text], "args": [text], "env": [{"name": text, "value": text}], "workingDir": text,
                 "scratch": [text, text], "prompt": text, "context": [{"path": text, "content": text}], "timeout": text,
+                "resources": {"requests": {text.clone(): text}, "limits": {text.clone(): text}}, "runAsUser": number, "imagePullSecrets": [{"name": text}],
                 "stallTimeout": text, "output": {"schema": {"$ref": text, "pattern": text, text.clone(): text, "type": text}},
             },
             "lookups": [{"name": text, "connector": text, "methods": [text], "paths": [text], "limits": {"calls": number, "bytes": text, "perMinute": number, "idleTimeout": text}}],
             "egress": {"allow": [{"host": text, "port": small}]},
             "policy": {"runtimeClassName": text},
+            "workspace": {"size": text}, "infrastructureRetries": small, "rerun": text, "ttlAfterFinished": text,
+            "scheduling": {"nodeSelector": {text.clone(): text}, "priorityClassName": text, "startTimeout": text,
+                "tolerations": [{"key": text, "value": text, "tolerationSeconds": number}]},
         });
         let spec: SandboxRunSpec = serde_json::from_value(spec).unwrap();
         prop_assert!(RunSpec::parse(&spec).is_err());

@@ -32,11 +32,11 @@ fn run(more: &str) -> String {
 #[rstest]
 #[case::typo(
     "spec: {agent: {image: a, command: [x], imagee: 1}}",
-    "run.yaml:4: document 1 (SandboxRun a): spec.agent.imagee: is no field here: write one of image, command, args, env, workingDir, scratch, prompt, context, timeout, stallTimeout, output"
+    "run.yaml:4: document 1 (SandboxRun a): spec.agent.imagee: is no field here: write one of image, command, args, env, workingDir, scratch, prompt, context, timeout, stallTimeout, output, resources, runAsUser, imagePullSecrets"
 )]
 #[case::field_of_a_later_version(
-    "spec: {suspend: true, agent: {image: a, command: [x]}}",
-    "run.yaml:4: document 1 (SandboxRun a): spec.suspend: is no field here: write one of inputs, agent, lookups, egress, policy"
+    "spec: {deliver: {}, agent: {image: a, command: [x]}}",
+    "run.yaml:4: document 1 (SandboxRun a): spec.deliver: is no field here: write one of inputs, agent, lookups, egress, policy, workspace, scheduling, infrastructureRetries, suspend, cancel, rerun, ttlAfterFinished, deleteAfterFinished"
 )]
 #[case::text_for_a_list(
     "spec: {agent: {image: a, command: c4n4ry}}",

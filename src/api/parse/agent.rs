@@ -8,8 +8,8 @@ use crate::api::{Agent, AgentSpec, Input, layout, rules, units};
 
 /// `agent.timeout` where none is written.
 const TIMEOUT: Duration = Duration::from_mins(20);
-/// The longest of all durations.
-const LONGEST: Duration = Duration::from_hours(24);
+/// The longest of all durations of a run.
+pub(super) const LONGEST: Duration = Duration::from_hours(24);
 
 pub(super) fn parse(checks: &mut Checks, spec: &AgentSpec, inputs: &[Input]) -> Option<Agent> {
     let image_ok = !spec.image.is_empty()

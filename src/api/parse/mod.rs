@@ -7,6 +7,7 @@ mod agent;
 mod connector;
 mod inputs;
 mod lookups;
+mod placement;
 mod schema;
 mod text;
 
@@ -64,6 +65,8 @@ impl RunSpec {
                 super::rules::OBJECT_NAME,
             );
         }
+        let placement = placement::parse(&mut checks, spec);
+        placement::wishes(&mut checks, spec);
         checks.finish(agent.map(|agent| Self {
             inputs,
             agent,
@@ -72,6 +75,7 @@ impl RunSpec {
             on_drift: policy.on_drift.unwrap_or_default(),
             credential_proof: policy.credential_proof.unwrap_or_default(),
             runtime_class_name: policy.runtime_class_name,
+            placement,
         }))
     }
 }

@@ -14,6 +14,48 @@ pub(super) fn is_secret_key(text: &str) -> bool {
             .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
 }
 
+/// A label's name or a taint's key: a name, or a domain and a name.
+pub(super) fn is_label_name(text: &str) -> bool {
+    text.len() <= crate::api::rules::MAX_LABEL_NAME
+        && match text.split_once('/') {
+            Some((domain, name)) => is_domain(domain) && is_name(name),
+            None => is_name(text),
+        }
+}
+
+/// A label's value.
+pub(super) fn is_label_value(text: &str) -> bool {
+    text.is_empty() || is_name(text)
+}
+
+/// A resource of a container: one that every node has, or an extended one.
+pub(super) fn is_resource_name(text: &str) -> bool {
+    crate::api::rules::RESOURCES.contains(&text) || (text.contains('/') && is_label_name(text))
+}
+
+/// What stands before the slash of a qualified name.
+fn is_domain(text: &str) -> bool {
+    text.split('.').all(|label| {
+        let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+        label.bytes().all(inner) && !label.is_empty() && !edged(label, '-')
+    })
+}
+
+/// What stands after it.
+fn is_name(text: &str) -> bool {
+    let inner = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
+    (1..=63).contains(&text.len())
+        && text.bytes().all(inner)
+        && !edged(text, '-')
+        && !edged(text, '_')
+        && !edged(text, '.')
+}
+
+/// Whether the character stands first or last.
+fn edged(text: &str, c: char) -> bool {
+    text.starts_with(c) || text.ends_with(c)
+}
+
 /// Segments that all mean something: none empty, `.` or `..`, no control character.
 pub(super) fn is_clean_path(text: &str) -> bool {
     text.chars().count() <= crate::api::rules::MAX_PATH
