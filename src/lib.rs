@@ -1,7 +1,7 @@
 //! `sandboxrun` runs coding agents on pinned inputs, without credentials, and writes down what happened.
 //!
 //! Rooms, from the bottom up: [`api`] is what users write and what pods and gateway say to each other;
-//! `run` decides the life of a run; `inputs`, `audit` and `gateway` are the host side; [`pod`] is everything
+//! `run` decides the life of a run; `manifest` makes pods and policies; `inputs`, `audit` and `gateway` are the host side; [`pod`] is everything
 //! inside a pod; `local` and `cli` are what people start.
 
 pub mod api;
@@ -19,5 +19,7 @@ pub mod gateway;
 pub mod inputs;
 #[cfg(feature = "host")]
 pub mod local;
+#[cfg(feature = "host")]
+pub mod manifest;
 #[cfg(feature = "host")]
 pub mod run;
