@@ -357,8 +357,10 @@ reasons! {
     IdentityUnknown: BrokerDenied, Permanent, "the token must be that of the pod of the run's current attempt";
     PushRefused: BrokerDenied, Permanent, "leave changes in the workspace: an agent cannot push";
     DestinationRefused: BrokerDenied, Permanent, "the host leads to a private or reserved address: the administrator can allow it";
+    RefusalLimit: BrokerDenied, Permanent, "so many calls of this run were refused that further ones have no line in the record: let the agent stop asking";
     CallLimit: BrokerLimitReached, Permanent, "raise limits.calls of the lookup";
     ByteLimit: BrokerLimitReached, Permanent, "raise limits.bytes of the lookup";
+    RunCallLimit: BrokerLimitReached, Permanent, "the run has made as many calls as one run may have in the record: do the rest in another run";
     RateLimit: BrokerLimitReached, Transient, "call less often, or raise limits.perMinute of the lookup";
     UpstreamUnreachable: BrokerUpstreamFailed, Transient, "check that the gateway reaches the connector's url";
     UpstreamTimeout: BrokerUpstreamFailed, Transient, "the other server went silent: try again";

@@ -106,6 +106,9 @@ pub enum Event {
         open: Vec<Canary>,
         /// For how long something was open at first, in milliseconds.
         open_millis: u64,
+        /// For how long nothing was proved before this, while the agent lived; in milliseconds. Only where it was long.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        unproven_millis: u64,
     },
     /// The start grant: given once for each attempt, to one nonce.
     #[serde(rename = "agent.started")]
@@ -209,6 +212,14 @@ impl Event {
             Self::RunEnded { .. } => "run.ended",
         }
     }
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde hands over a reference"
+)]
+fn is_zero(millis: &u64) -> bool {
+    *millis == 0
 }
 
 /// One call of the agent: never its body or header values.

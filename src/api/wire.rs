@@ -21,7 +21,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{Attempt, CommitId, Failure, Fault as _, InputName, Reason, RefName, RunUid};
 
-/// The header in which a pod's own containers show their token, over TLS. Not `Authorization`: that is the agent's.
+/// The header in which a pod's own containers show their token, over TLS. Not `Authorization`: that is the agent's. An
+/// answer holds it only where the token itself was refused.
 pub const TOKEN_HEADER: &str = "x-sandboxrun-token";
 
 /// What provision puts into the workspace.
@@ -131,6 +132,19 @@ pub struct ProofPlan {
     pub nonce: String,
     /// What is tried.
     pub canaries: Vec<Canary>,
+    /// What is tried of the node that the pod is on. Its addresses the pod itself knows, from
+    /// [`super::layout::NODE_ADDRESSES_ENV`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<NodeCanary>,
+}
+
+/// A port of the pod's own node. Many network plugins exempt the node from every policy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeCanary {
+    /// The port, by TCP: the kubelet's.
+    pub port: u16,
+    /// Reachable is a fact and no refusal.
+    pub tolerated: bool,
 }
 
 /// One address that must not be reachable.
@@ -142,6 +156,9 @@ pub struct Canary {
     pub address: SocketAddr,
     /// How it is tried.
     pub protocol: Protocol,
+    /// Reachable is a fact for the record and no refusal: the administrator accepts it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub tolerated: bool,
 }
 
 /// How a canary is tried.
@@ -166,6 +183,15 @@ pub struct ProofReport {
     pub open: Vec<Canary>,
     /// For how long, from the first try, some canary was open; in milliseconds.
     pub open_millis: u64,
+    /// Addresses of the pod's own node that were tried.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<SocketAddr>,
+    /// There is time for another proof if this one is not taken: a network that is still open is then no failure yet.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub tries_again: bool,
+    /// How long ago the last proof of this pod was taken, in milliseconds; 0 for the first.
+    #[serde(default)]
+    pub unproven_millis: u64,
 }
 
 /// `exec` asks to start the agent.
@@ -403,6 +429,82 @@ pub enum OutputFile {
 
 /// The largest [`OutputFile::Text`], in bytes.
 pub const OUTPUT_MAX_BYTES: u64 = 1024 * 1024;
+
+/// What the broker leaves as its termination message, so that an outcome outlives a gateway that is down.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Summary {
+    /// What did not fit into 2048 bytes: `paths`, then `facts`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cut: Option<String>,
+    /// One for each input, in the plan's order.
+    pub inputs: Vec<InputSummary>,
+    /// `absent`, `refused`, or the length of the text.
+    pub output: String,
+    /// How the agent's command ended, by the word of our own `exec`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exit: Option<AgentExit>,
+}
+
+/// What a [`Summary`] holds of an input.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum InputSummary {
+    /// Everything, or everything but the paths.
+    Whole {
+        /// Its name.
+        name: InputName,
+        /// Its drift.
+        drift: Drift,
+    },
+    /// `unchanged`, `drifted` or `unknown`: the facts did not fit.
+    State {
+        /// Its name.
+        name: InputName,
+        /// The word.
+        state: String,
+    },
+}
+
+impl Summary {
+    /// Reads a termination message. `None`: it was cut or is none of ours, and so nothing is known.
+    #[must_use]
+    pub fn parse(message: &str) -> Option<Self> {
+        serde_json::from_str(message).ok()
+    }
+
+    /// What it says of every input. A drift whose facts did not fit is marked incomplete.
+    #[must_use]
+    pub fn outcomes(&self) -> Vec<InputOutcome> {
+        self.inputs.iter().map(InputSummary::outcome).collect()
+    }
+}
+
+impl InputSummary {
+    fn outcome(&self) -> InputOutcome {
+        match self {
+            Self::Whole { name, drift } => InputOutcome {
+                name: name.clone(),
+                drift: drift.clone(),
+            },
+            Self::State { name, state } => InputOutcome {
+                name: name.clone(),
+                drift: match state.as_str() {
+                    "unchanged" => Drift::Unchanged,
+                    "drifted" => Drift::Drifted(DriftFacts {
+                        truncated: true,
+                        incomplete: true,
+                        ..DriftFacts::default()
+                    }),
+                    _ => Drift::Unknown {
+                        reason: UnknownReason::CollectorFailed,
+                        message: "the broker's message holds no more".to_owned(),
+                    },
+                },
+            },
+        }
+    }
+}
 
 /// The one shape of a refusal: `application/problem+json` (RFC 9457).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -56,16 +56,32 @@ pub fn sentence(event: &Event) -> String {
             canaries,
             open,
             open_millis,
+            unproven_millis,
             ..
         } => {
             if *enforced {
+                let accepted: Vec<_> = open.iter().map(|c| c.name.clone()).collect();
                 let at_first = if *open_millis > 0 {
                     format!(" (at first it was open for {})", duration(*open_millis))
                 } else {
                     String::new()
                 };
+                let unproven = if *unproven_millis > 0 {
+                    format!(
+                        " Before that, nothing was proved for {}.",
+                        duration(*unproven_millis)
+                    )
+                } else {
+                    String::new()
+                };
+                if !accepted.is_empty() {
+                    return format!(
+                        "The administrator accepts that these answer from inside: {}.{unproven}",
+                        listed(&accepted, "something")
+                    );
+                }
                 format!(
-                    "The sandbox is sealed: {} were tried from inside and none answered{at_first}.",
+                    "The sandbox is sealed: {} were tried from inside and none answered{at_first}.{unproven}",
                     count(canaries.len() as u64, "address", "addresses")
                 )
             } else {
@@ -448,6 +464,7 @@ mod tests {
             name: "this machine".into(),
             address: "10.0.0.1:8444".parse().unwrap(),
             protocol: Protocol::Tcp,
+            tolerated: false,
         };
         let events = [
             Event::RunCreated {
@@ -489,6 +506,7 @@ mod tests {
                 canaries: vec![canary.clone(), canary],
                 open: Vec::new(),
                 open_millis: 1200,
+                unproven_millis: 0,
             },
             Event::AgentStarted {
                 attempt: FIRST,

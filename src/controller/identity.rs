@@ -17,7 +17,7 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use crate::api::sha256_hex;
-use crate::gateway::{Identity, Live};
+use crate::gateway::{Identified, Identity, Live};
 
 /// The audience of the tokens of run pods.
 pub const AUDIENCE: &str = "sandboxrun-gateway";
@@ -79,23 +79,28 @@ impl Reviews {
         }
     }
 
-    async fn live(&self, token: &str) -> Option<Arc<Live>> {
+    async fn whose(&self, token: &str) -> Identified {
         if token.len() > TOKEN_BYTES {
-            return None;
+            return Identified::Nobody;
         }
+        let known = |live: Option<Arc<Live>>| live.map_or(Identified::Nobody, Identified::Run);
         let hash = sha256_hex(token.as_bytes());
         if let Some(uid) = self.cached(&hash) {
-            return self.lives.of(&uid);
+            return known(self.lives.of(&uid));
         }
-        let said = claimed_pod(token)?;
-        let live = self.lives.of(&said)?;
-        let reviewed = self.review(token).await?;
-        let mine = pod_of(&reviewed, live.key().namespace.as_str())? == said;
-        if !mine {
-            return None;
+        let said = claimed_pod(token);
+        let Some((said, live)) = said.and_then(|uid| Some((uid.clone(), self.lives.of(&uid)?)))
+        else {
+            return Identified::Nobody;
+        };
+        let Some(reviewed) = self.review(token).await else {
+            return Identified::NotNow;
+        };
+        if pod_of(&reviewed, live.key().namespace.as_str()).as_ref() != Some(&said) {
+            return Identified::Nobody;
         }
         self.remember(hash, said);
-        Some(live)
+        Identified::Run(live)
     }
 
     fn cached(&self, hash: &str) -> Option<String> {
@@ -139,8 +144,8 @@ impl Reviews {
 }
 
 impl Identity for Reviews {
-    fn identify<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Option<Arc<Live>>> {
-        self.live(token).boxed()
+    fn identify<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Identified> {
+        self.whose(token).boxed()
     }
 }
 

@@ -23,6 +23,8 @@ const ALIVE_EVERY: Duration = Duration::from_secs(5);
 const REPORT_BYTES: usize = 256 * 1024;
 /// Fewer rounds prove nothing: a fresh network is open at first.
 const PROOF_ROUNDS: u32 = 2;
+/// A policy that was not proved for this long while an agent lived is a gap that the record shows: four proofs are missing.
+const GAP: Duration = Duration::from_mins(1);
 
 /// Hands out a fresh proof, after every canary has answered from here.
 pub(super) async fn proof_plan(caller: &Caller) -> Answer {
@@ -37,10 +39,18 @@ pub(super) async fn proof_plan(caller: &Caller) -> Answer {
     Ok(answer)
 }
 
-/// Judges a proof by what was seen here, and records it either way.
+/// Judges a proof by what was seen here, and records it either way. One that repeats what is known has no line of its own;
+/// one that fails while the agent may live stops it: a connection that was opened in the gap outlives the repair.
 pub(super) async fn proof(request: PodRequest, caller: &Caller) -> Answer {
     let report: ProofReport = read_json(request, REPORT_BYTES).await?;
-    let proof = caller.live.take_proof(&report.nonce);
+    // What listened before must listen still, or the silence meant nothing.
+    let canaries = &caller.gateway.canaries;
+    canaries
+        .confirm()
+        .await
+        .map_err(|error| refusal(&Problem::of(503, &error.failure(None))))?;
+    let live = &caller.live;
+    let proof = live.take_proof(&report.nonce);
     let proof = proof.ok_or_else(|| {
         refusal(&Problem::new(
             409,
@@ -50,27 +60,57 @@ pub(super) async fn proof(request: PodRequest, caller: &Caller) -> Answer {
         ))
     })?;
     let open = proof.judge(&report);
-    let enforced = open.is_empty() && report.rounds >= PROOF_ROUNDS;
-    let event = Event::PolicyProof {
-        attempt: caller.live.parts.attempt,
-        enforced,
-        canaries: proof.plan().canaries.clone(),
-        open: open.clone(),
-        open_millis: report.open_millis,
-    };
-    append(caller, vec![event]).await?;
-    caller
-        .live
-        .note(|seen| seen.proved = Some(enforced && seen.proved != Some(false)));
-    if enforced {
-        return Ok(json(&serde_json::json!({})));
+    let enforced = open.iter().all(|canary| canary.tolerated) && report.rounds >= PROOF_ROUNDS;
+    let before = live.seen();
+    let done = || Ok(json(&serde_json::json!({})));
+    if before.exit.is_some() {
+        return done(); // nobody is left to be held in
+    }
+    let alive = before.granted_at.is_some();
+    let unproven = Duration::from_millis(report.unproven_millis);
+    if enforced && before.proved == Some(true) && unproven < GAP {
+        live.note_proved_again();
+        return done();
     }
     let names: Vec<String> = open
         .iter()
         .map(|c| format!("{} ({})", c.name, c.address))
         .collect();
     let detail = format!("reachable from inside the sandbox: {}", names.join(", "));
-    Err(refusal(&Problem::new(403, Reason::CanaryOpen, detail, "")))
+    let not_proved = || Err(refusal(&Problem::new(403, Reason::CanaryOpen, detail, "")));
+    if !enforced && report.tries_again && !alive {
+        return not_proved(); // a fresh network that is still open: its last proof has the line
+    }
+    let mut events = vec![Event::PolicyProof {
+        attempt: live.parts.attempt,
+        enforced,
+        canaries: proof.plan().canaries.clone(),
+        open,
+        open_millis: report.open_millis,
+        unproven_millis: if unproven < GAP {
+            0
+        } else {
+            report.unproven_millis
+        },
+    }];
+    if !enforced && (alive || before.proved == Some(true)) {
+        // Before the record, which may be slow: also for a yes that is being given right now.
+        live.stop(Reason::PolicyLost);
+    }
+    if !enforced && alive {
+        events.push(Event::AgentStopping {
+            attempt: live.parts.attempt,
+            reason: Reason::PolicyLost,
+        });
+    }
+    append(caller, events).await?;
+    live.note(|seen| {
+        seen.proved = Some(enforced);
+        if enforced {
+            seen.proved_at = Some(Instant::now());
+        }
+    });
+    if enforced { done() } else { not_proved() }
 }
 
 /// Gives the start grant: only on a whole workspace and a proved policy, and once, by the record's word.
@@ -86,21 +126,27 @@ pub(super) async fn grant(request: PodRequest, caller: &Caller) -> Answer {
     }
     let live = &caller.live;
     let seen = live.seen();
-    if !matches!(seen.provision, Some(ProvisionReport::Done { .. })) {
-        return Err(no(409, Reason::GrantLost, "the inputs are not provisioned"));
-    }
-    if seen.proved != Some(true) {
-        return Err(no(409, Reason::CanaryOpen, "the policy is not proved"));
-    }
-    if let Some(reason) = live.stopping() {
-        return Err(no(409, reason, "the run is being stopped"));
+    // Who has the yes gets it again, whatever has become of the rest: it is told to stop over this very connection.
+    if !live.holds_grant(&ask.nonce) {
+        if !matches!(seen.provision, Some(ProvisionReport::Done { .. })) {
+            return Err(no(409, Reason::GrantLost, "the inputs are not provisioned"));
+        }
+        if seen.proved != Some(true) {
+            return Err(no(409, Reason::CanaryOpen, "the policy is not proved"));
+        }
+        if let Some(reason) = live.stopping() {
+            return Err(no(409, reason, "the run is being stopped"));
+        }
     }
     let record = &caller.gateway.record;
     match record
         .grant(&live.parts.key, live.parts.attempt, &ask.nonce)
         .await
     {
-        Ok(Grant::Granted { .. }) => Ok(grant_stream(live)),
+        Ok(Grant::Granted { .. }) => {
+            live.note_grant(&ask.nonce);
+            Ok(grant_stream(live))
+        }
         Ok(Grant::Refused(why)) => Err(no(409, Reason::GrantLost, &why.to_string())),
         Err(error) => Err(refusal(&Problem::of(503, &error.failure(None)))),
     }

@@ -7,6 +7,7 @@ use axum::body::Body;
 use http::{Method, Response};
 use tokio::time::Instant;
 
+use super::lines::{REFUSED, Room};
 use super::server::{Caller, refusal};
 use crate::api::wire::Problem;
 use crate::api::{Reason, sha256_hex};
@@ -94,6 +95,11 @@ impl OpenCall {
     /// # Errors
     /// The refusal to answer with, when the line cannot be written.
     pub(super) async fn begin(&mut self) -> Result<(), Response<Body>> {
+        if self.caller.live.lines.made() == Room::Full {
+            let reason = Reason::RunCallLimit;
+            let problem = Problem::new(429, reason, reason.hint(), "calls of one run");
+            return Err(refusal(&problem));
+        }
         self.append(self.call.clone()).await?;
         self.open = true;
         Ok(())
@@ -107,12 +113,19 @@ impl OpenCall {
         detail: &str,
         rule: &str,
     ) -> Response<Body> {
-        let decision = Decision::Refused {
-            reason,
-            rule: rule.to_owned(),
+        let problem = Problem::new(status, reason, detail, rule);
+        let decision = match self.caller.live.lines.refused() {
+            Room::Left => Decision::Refused {
+                reason,
+                rule: rule.to_owned(),
+            },
+            Room::Last => Decision::Refused {
+                reason: Reason::RefusalLimit,
+                rule: format!("the {REFUSED} refused calls of one run that have a line"),
+            },
+            Room::Full => return refusal(&problem),
         };
-        self.end(status, decision, Problem::new(status, reason, detail, rule))
-            .await
+        self.end(status, decision, problem).await
     }
 
     /// Ends a call that was allowed and failed on the way.
@@ -161,6 +174,8 @@ impl OpenCall {
 
     async fn append(&self, call: Call) -> Result<(), Response<Body>> {
         let record = &self.caller.gateway.record;
+        // A closed queue is never: it lives as long as the run.
+        let _turn = self.caller.live.lines.turns.acquire().await;
         let appended = record
             .append(&self.caller.live.parts.key, Event::Call(call))
             .await;

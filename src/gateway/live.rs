@@ -1,20 +1,23 @@
 //! One attempt of one run, as the gateway and its shell see it while it lives.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 
 use super::canary::Proof;
+use super::lines::Lines;
 use crate::api::wire::{AgentExit, GrantLine, Outcome, Plan, PlannedInput, ProvisionReport};
-use crate::api::{Attempt, Lookup, LookupName, Reason, RunSpec, hex};
+use crate::api::{Attempt, Decision, Event, Lookup, LookupName, Reason, RunSpec, Via, hex};
 use crate::audit::RunKey;
 use crate::inputs::{PackLease, ResolvedInput};
 
 /// Calls of one run that may be under way at once; more wait. Fair between runs: each has its own.
 const CALLS_AT_ONCE: usize = 64;
+/// Connections of one run over TLS: the relay's 256, and room for the broker's own, which an agent cannot take.
+const CONNECTIONS: usize = 288;
 
 /// What makes a [`Live`] run.
 #[derive(Debug)]
@@ -36,6 +39,11 @@ pub struct LiveParts {
 pub struct Live {
     pub(super) parts: LiveParts,
     pub(super) calls: Semaphore,
+    pub(super) places: Arc<Semaphore>,
+    /// What the run's calls have written into the record.
+    pub(super) lines: Lines,
+    /// The nonce of the `exec` that got the yes.
+    granted: Mutex<Option<String>>,
     proof: Mutex<Option<Proof>>,
     usage: Mutex<HashMap<LookupName, Usage>>,
     seen: watch::Sender<Seen>,
@@ -49,6 +57,8 @@ pub struct Seen {
     pub provision: Option<ProvisionReport>,
     /// Whether the policy was proved; `Some(false)`: shown not to hold.
     pub proved: Option<bool>,
+    /// When it was last proved. Repeated proofs wake nobody.
+    pub proved_at: Option<Instant>,
     /// When the start grant was given.
     pub granted_at: Option<Instant>,
     /// How many grant streams are open: 0 after [`Seen::granted_at`] means that `exec` is gone or cut off.
@@ -76,10 +86,93 @@ impl Live {
         Self {
             parts,
             calls: Semaphore::new(CALLS_AT_ONCE),
+            places: Arc::new(Semaphore::new(CONNECTIONS)),
+            lines: Lines::default(),
+            granted: Mutex::default(),
             proof: Mutex::default(),
             usage: Mutex::default(),
             seen: watch::Sender::default(),
             stop: watch::Sender::default(),
+        }
+    }
+
+    /// The same, after a restart of the gateway: with what the record knows of this attempt. Each event comes with how
+    /// long ago it was written; those of other attempts count for nothing.
+    ///
+    /// `exec` then gets its yes again, limits of lookups go on where they were, and an agent that was to stop still is.
+    #[must_use]
+    pub fn resumed<'e>(
+        parts: LiveParts,
+        events: impl IntoIterator<Item = (Duration, &'e Event)>,
+    ) -> Self {
+        let live = Self::new(parts);
+        let now = Instant::now();
+        for (ago, event) in events {
+            live.recall(event, now.checked_sub(ago).unwrap_or(now));
+        }
+        live
+    }
+
+    /// Takes what the record says as seen.
+    fn recall(&self, event: &Event, at: Instant) {
+        let own = self.parts.attempt;
+        match event {
+            Event::InputsProvisioned { attempt, inputs } if *attempt == own => {
+                let inputs = inputs.clone();
+                self.note(|seen| seen.provision = Some(ProvisionReport::Done { inputs }));
+            }
+            Event::PolicyProof {
+                attempt, enforced, ..
+            } if *attempt == own => self.note(|seen| {
+                seen.proved = Some(*enforced);
+                if *enforced {
+                    seen.proved_at = Some(at);
+                }
+            }),
+            Event::AgentStarted { attempt, nonce } if *attempt == own => {
+                self.note_grant(nonce);
+                self.note(|seen| seen.granted_at = Some(at));
+            }
+            Event::AgentStopping { attempt, reason } if *attempt == own => self.stop(*reason),
+            Event::AgentEnded { attempt, exit, .. } if *attempt == own => {
+                self.note(|seen| seen.exit.clone_from(exit));
+            }
+            Event::Call(call) if call.attempt == own => {
+                self.lines.recall(&call.decision);
+                if let Via::Lookup(name) = &call.via {
+                    self.recall_usage(name, &call.decision, call.bytes, at);
+                }
+            }
+            Event::RunCreated { .. }
+            | Event::AttemptDispatched { .. }
+            | Event::InputResolved { .. }
+            | Event::AttemptFailed { .. }
+            | Event::PodCreating { .. }
+            | Event::InputsProvisioned { .. }
+            | Event::PolicyProof { .. }
+            | Event::AgentStarted { .. }
+            | Event::AttemptAbandoned { .. }
+            | Event::AgentStopping { .. }
+            | Event::AgentEnded { .. }
+            | Event::Call(_)
+            | Event::Drift { .. }
+            | Event::Output { .. }
+            | Event::RunEnded { .. } => {}
+        }
+    }
+
+    fn recall_usage(&self, name: &LookupName, decision: &Decision, bytes: u64, at: Instant) {
+        let mut usage = self.usage.lock().unwrap_or_else(PoisonError::into_inner);
+        let usage = usage.entry(name.clone()).or_default();
+        match decision {
+            Decision::Begun => {
+                usage.calls += 1;
+                usage.recent.push_back(at);
+            }
+            Decision::Allowed | Decision::Failed { .. } => {
+                usage.bytes = usage.bytes.saturating_add(bytes);
+            }
+            Decision::Refused { .. } => {}
         }
     }
 
@@ -181,6 +274,26 @@ impl Live {
 
     pub(super) fn note(&self, change: impl FnOnce(&mut Seen)) {
         self.seen.send_modify(change);
+    }
+
+    /// The policy was proved once more: a fact for whoever asks, and no news.
+    pub(super) fn note_proved_again(&self) {
+        self.seen.send_if_modified(|seen| {
+            seen.proved_at = Some(Instant::now());
+            false
+        });
+    }
+
+    /// Remembers whose yes it is.
+    pub(super) fn note_grant(&self, nonce: &str) {
+        let mut granted = self.granted.lock().unwrap_or_else(PoisonError::into_inner);
+        *granted = Some(nonce.to_owned());
+    }
+
+    /// Whether this `exec` got the yes before.
+    pub(super) fn holds_grant(&self, nonce: &str) -> bool {
+        let granted = self.granted.lock().unwrap_or_else(PoisonError::into_inner);
+        granted.as_deref() == Some(nonce)
     }
 
     pub(super) fn stop_signal(&self) -> watch::Receiver<Option<Reason>> {

@@ -9,7 +9,7 @@ use super::output;
 use super::server::{Answer, Caller, PodRequest, json, read_json, refusal};
 use crate::api::Reason;
 use crate::api::wire::{Outcome, Problem, ProvisionReport};
-use crate::audit::Event;
+use crate::audit::{Event, RecordError, Rejected};
 
 /// A report of 16 inputs with their first paths is some 100 KiB; the output is up to 1 MiB, escaped.
 const REPORT_BYTES: usize = 8 * 1024 * 1024;
@@ -100,7 +100,16 @@ pub(super) async fn outcome(request: PodRequest, caller: &Caller) -> Answer {
         })
         .collect();
     events.push(output);
-    append(caller, events).await?;
+    let record = &caller.gateway.record;
+    match record.append_all(&parts.key, events).await {
+        Ok(_) => {}
+        // Reported before, and the answer was lost; or given up and recorded as unknown. The first report stays.
+        Err(RecordError::Rejected {
+            why: Rejected::AlreadyReported | Rejected::Ended,
+            ..
+        }) => return Ok(json(&serde_json::json!({}))),
+        Err(error) => return Err(not_recorded(&error)),
+    }
     caller.live.note(|seen| {
         seen.outcome = Some(outcome);
         seen.output_failure = output_failure;
@@ -115,13 +124,15 @@ pub(super) async fn append(caller: &Caller, events: Vec<Event>) -> Result<(), Re
         .record
         .append_all(&caller.live.parts.key, events)
         .await;
-    appended.map(drop).map_err(|error| {
-        tracing::error!(%error, "a report could not be recorded");
-        refusal(&Problem::new(
-            503,
-            Reason::RecordNotWritten,
-            "the record cannot be written",
-            "",
-        ))
-    })
+    appended.map(drop).map_err(|error| not_recorded(&error))
+}
+
+fn not_recorded(error: &RecordError) -> Response<Body> {
+    if let RecordError::Rejected { why, .. } = error {
+        // It will not be taken later either: the run went on without it.
+        return refusal(&Problem::new(409, Reason::GrantLost, why.to_string(), ""));
+    }
+    tracing::error!(%error, "a report could not be recorded");
+    let detail = "the record cannot be written";
+    refusal(&Problem::new(503, Reason::RecordNotWritten, detail, ""))
 }

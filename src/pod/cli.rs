@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
-use super::client::Gateway;
-use super::{agent, collect, provision};
+use super::client::{Gateway, GatewayAddress, GatewayError};
+use super::proof::Prover;
+use super::{agent, broker, collect, provision};
 use crate::api::{Failure, Fault as _, layout};
 
 /// Everything that runs inside a sandbox of sandboxrun.
@@ -21,19 +22,33 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Put the pinned inputs into the workspace, all of them or nothing.
-    Provision(Volumes),
-    /// Prove the policy, ask for the grant, run the agent's command to its end.
+    /// Put the pinned inputs into the workspace, all of them or nothing. In a pod: prove the policy, too.
+    Provision(ProvisionArgs),
+    /// In a local run: prove the policy, ask for the grant, run the agent's command to its end.
     Agent(AgentArgs),
     /// Compare the workspace with its baseline and read the output.
     Collect(CollectArgs),
+    /// In a pod, in the agent's container: ask the broker for the grant, run the agent's command to its end.
+    Exec(ExecArgs),
+    /// In a pod, beside the agent: relay its calls, prove the policy again and again; on SIGTERM, collect.
+    Broker(BrokerArgs),
+}
+
+#[derive(Debug, Args)]
+struct GatewayArgs {
+    /// The gateway: `unix:/path/of/socket` or `https://IP:PORT`. The CA of the latter, in PEM, is in the environment:
+    /// `SANDBOXRUN_GATEWAY_CA`.
+    #[arg(long)]
+    gateway: GatewayAddress,
+    /// Where the token lies that is shown to a gateway at https://. Read anew for each call.
+    #[arg(long)]
+    token_file: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
 struct Volumes {
-    /// The gateway: `unix:/path/of/socket`.
-    #[arg(long)]
-    gateway: Gateway,
+    #[command(flatten)]
+    gateway: GatewayArgs,
     /// Where the inputs lie.
     #[arg(long, default_value = layout::WORKSPACE)]
     workspace: PathBuf,
@@ -49,6 +64,18 @@ struct Volumes {
 }
 
 #[derive(Debug, Args)]
+struct ProvisionArgs {
+    #[command(flatten)]
+    volumes: Volumes,
+    /// In a pod: copy this program here, for the agent's container, and prove the policy beside the download.
+    #[arg(long)]
+    install: Option<PathBuf>,
+    /// How long an open canary is tried again, in milliseconds.
+    #[arg(long, default_value_t = 30_000)]
+    proof_millis: u64,
+}
+
+#[derive(Debug, Args)]
 struct CollectArgs {
     #[command(flatten)]
     volumes: Volumes,
@@ -58,23 +85,14 @@ struct CollectArgs {
 }
 
 #[derive(Debug, Args)]
-struct AgentArgs {
-    /// The gateway: `unix:/path/of/socket`.
-    #[arg(long)]
-    gateway: Gateway,
-    /// The relay's port on 127.0.0.1.
-    #[arg(long, default_value_t = layout::RELAY_PORT)]
-    relay_port: u16,
+struct CommandArgs {
     /// Where the command starts.
     #[arg(long)]
     workdir: Option<PathBuf>,
     /// From SIGTERM to SIGKILL, in milliseconds.
     #[arg(long, default_value_t = 10_000)]
     grace_millis: u64,
-    /// How long an open canary is tried again, in milliseconds.
-    #[arg(long, default_value_t = 30_000)]
-    proof_millis: u64,
-    /// How long the gateway may be away while the agent lives, in milliseconds.
+    /// How long the gateway (for `exec`: the broker) may be away while the agent lives, in milliseconds.
     #[arg(long, default_value_t = 30_000)]
     gateway_millis: u64,
     /// The command and its arguments.
@@ -82,50 +100,126 @@ struct AgentArgs {
     command: Vec<OsString>,
 }
 
+#[derive(Debug, Args)]
+struct AgentArgs {
+    /// The gateway: `unix:/path/of/socket`.
+    #[arg(long)]
+    gateway: GatewayAddress,
+    /// The relay's port on 127.0.0.1.
+    #[arg(long, default_value_t = layout::RELAY_PORT)]
+    relay_port: u16,
+    /// How long an open canary is tried again, in milliseconds.
+    #[arg(long, default_value_t = 30_000)]
+    proof_millis: u64,
+    #[command(flatten)]
+    command: CommandArgs,
+}
+
+#[derive(Debug, Args)]
+struct ExecArgs {
+    /// The broker: `unix:/path/of/socket`.
+    #[arg(long)]
+    gateway: GatewayAddress,
+    /// How long broker and gateway may be away before the grant is given, in milliseconds.
+    #[arg(long, default_value_t = 300_000)]
+    grant_millis: u64,
+    #[command(flatten)]
+    command: CommandArgs,
+}
+
+#[derive(Debug, Args)]
+struct BrokerArgs {
+    #[command(flatten)]
+    volumes: Volumes,
+    /// The Unix socket that `exec` asks.
+    #[arg(long, default_value = layout::BROKER_SOCKET)]
+    exec_socket: PathBuf,
+    /// The relay's port on 127.0.0.1.
+    #[arg(long, default_value_t = layout::RELAY_PORT)]
+    relay_port: u16,
+    /// How often the policy is proved again, in seconds.
+    #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..))]
+    proof_every_secs: u64,
+    /// How long the agent may still live after SIGTERM, in seconds; then what it left is not known.
+    #[arg(long, default_value_t = 20)]
+    agent_wait_secs: u64,
+    /// What is not compared after this many seconds is not known.
+    #[arg(long, default_value_t = 120)]
+    budget_secs: u64,
+    /// How long the gateway may take to hear the outcome, in seconds.
+    #[arg(long, default_value_t = 20)]
+    report_secs: u64,
+}
+
 impl Cli {
     /// Does what the command line says.
     pub async fn run(self) -> ExitCode {
         match self.command {
-            Command::Provision(volumes) => done("provision", provision::run(&volumes.into()).await),
+            Command::Provision(args) => match args.options() {
+                Ok(options) => done("provision", provision::run(&options).await),
+                Err(error) => done("provision", Err(error.failure(None))),
+            },
             Command::Collect(args) => {
-                let budget = Duration::from_secs(args.budget_secs);
-                done(
-                    "collect",
-                    collect::run(&args.volumes.for_collect(budget)).await,
-                )
-            }
-            Command::Agent(args) => match agent::run(&args.into()).await {
-                Ok(status) => status,
-                Err(error) => {
-                    report("agent", &error.failure(None));
-                    ExitCode::from(agent::NOT_STARTED)
+                match args.volumes.options(Duration::from_secs(args.budget_secs)) {
+                    Ok(options) => done("collect", collect::run(&options).await),
+                    Err(error) => done("collect", Err(error.failure(None))),
                 }
+            }
+            Command::Broker(args) => match args.options() {
+                Ok(options) => done("broker", broker::run(&options).await),
+                Err(error) => done("broker", Err(error.failure(None))),
+            },
+            Command::Agent(args) => match args.options() {
+                Ok(options) => started("agent", agent::run(&options).await),
+                Err(error) => done("agent", Err(error.failure(None))),
+            },
+            Command::Exec(args) => match args.options() {
+                Ok(options) => started("exec", agent::exec(&options).await),
+                Err(error) => done("exec", Err(error.failure(None))),
             },
         }
     }
 }
 
-impl From<Volumes> for provision::Options {
-    fn from(volumes: Volumes) -> Self {
+impl GatewayArgs {
+    fn open(self) -> Result<Gateway, GatewayError> {
+        let ca = std::env::var(layout::GATEWAY_CA_ENV).ok();
+        Gateway::new(self.gateway, ca.as_deref(), self.token_file)
+    }
+}
+
+/// A gateway, or a broker, on a socket of this sandbox.
+fn on_socket(gateway: GatewayAddress) -> Result<Gateway, GatewayError> {
+    Gateway::new(gateway, None, None)
+}
+
+impl ProvisionArgs {
+    fn options(self) -> Result<provision::Options, GatewayError> {
         let Volumes {
             gateway,
             workspace,
             sandbox,
             baseline,
             termination_log,
-        } = volumes;
-        Self {
-            gateway,
+        } = self.volumes;
+        let in_pod = self.install.map(|install| provision::InPod {
+            install,
+            nodes: Prover::node_addresses(),
+            proof_limit: Duration::from_millis(self.proof_millis),
+        });
+        Ok(provision::Options {
+            gateway: gateway.open()?,
             workspace,
             sandbox,
             baseline,
             termination_log,
-        }
+            in_pod,
+        })
     }
 }
 
 impl Volumes {
-    fn for_collect(self, budget: Duration) -> collect::Options {
+    fn options(self, budget: Duration) -> Result<collect::Options, GatewayError> {
         let Self {
             gateway,
             workspace,
@@ -133,27 +227,74 @@ impl Volumes {
             baseline,
             termination_log,
         } = self;
-        collect::Options {
-            gateway,
+        Ok(collect::Options {
+            gateway: gateway.open()?,
             workspace,
             sandbox,
             baseline,
             termination_log,
             budget,
+        })
+    }
+}
+
+impl CommandArgs {
+    fn supervision(self, gateway: Gateway, grant_limit: Duration) -> agent::Supervision {
+        agent::Supervision {
+            gateway,
+            workdir: self.workdir,
+            command: self.command,
+            grace: Duration::from_millis(self.grace_millis),
+            grant_limit,
+            gateway_limit: Duration::from_millis(self.gateway_millis),
         }
     }
 }
 
-impl From<AgentArgs> for agent::Options {
-    fn from(args: AgentArgs) -> Self {
-        Self {
-            gateway: args.gateway,
-            relay_port: args.relay_port,
-            workdir: args.workdir,
-            command: args.command,
-            grace: Duration::from_millis(args.grace_millis),
-            proof_limit: Duration::from_millis(args.proof_millis),
-            gateway_limit: Duration::from_millis(args.gateway_millis),
+/// For how long a local run asks for its grant: the gateway is the program that started it.
+const LOCAL_GRANT: Duration = Duration::from_mins(1);
+
+impl AgentArgs {
+    fn options(self) -> Result<agent::Options, GatewayError> {
+        let gateway = on_socket(self.gateway)?;
+        Ok(agent::Options {
+            supervision: self.command.supervision(gateway, LOCAL_GRANT),
+            relay_port: self.relay_port,
+            proof_limit: Duration::from_millis(self.proof_millis),
+        })
+    }
+}
+
+impl ExecArgs {
+    fn options(self) -> Result<agent::Supervision, GatewayError> {
+        let gateway = on_socket(self.gateway)?;
+        let grant_limit = Duration::from_millis(self.grant_millis);
+        Ok(self.command.supervision(gateway, grant_limit))
+    }
+}
+
+impl BrokerArgs {
+    fn options(self) -> Result<broker::Options, GatewayError> {
+        Ok(broker::Options {
+            collect: self
+                .volumes
+                .options(Duration::from_secs(self.budget_secs))?,
+            relay_port: self.relay_port,
+            exec_socket: self.exec_socket,
+            nodes: Prover::node_addresses(),
+            proof_every: Duration::from_secs(self.proof_every_secs),
+            agent_wait: Duration::from_secs(self.agent_wait_secs),
+            report_limit: Duration::from_secs(self.report_secs),
+        })
+    }
+}
+
+fn started(what: &str, result: Result<ExitCode, agent::AgentError>) -> ExitCode {
+    match result {
+        Ok(status) => status,
+        Err(error) => {
+            report(what, &error.failure(None));
+            ExitCode::from(agent::NOT_STARTED)
         }
     }
 }

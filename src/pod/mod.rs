@@ -1,4 +1,4 @@
-//! Everything that runs inside a pod (or a local sandbox): `provision`, `agent`, `collect`.
+//! Everything that runs inside a pod (or a local sandbox): `provision`, `agent`, `collect`; in a pod `broker` and `exec`.
 //!
 //! It builds without the host side (`--no-default-features`) into one small static program. Nothing here knows a
 //! credential, and nothing trusts what an agent could write.
@@ -6,31 +6,35 @@
 mod access;
 pub mod agent;
 mod baseline;
+pub mod broker;
 mod cli;
 mod client;
 pub mod collect;
+mod grant;
 mod head;
+mod install;
 mod objects;
+mod proof;
 pub mod provision;
+mod relay;
 mod summary;
 
-use std::time::Duration;
-
 pub use cli::Cli;
-pub use client::{CallError, Gateway, GatewayAddressError};
+pub use client::{CallError, Gateway, GatewayAddress, GatewayAddressError, GatewayError};
+pub use grant::GrantError;
+pub use proof::ProofError;
+pub use relay::RelayError;
 
-/// Calls the gateway again while it is away: 7 tries within about 6 s.
-async fn retry<T, F>(call: impl Fn() -> F) -> Result<T, CallError>
+/// Calls the gateway again while it is away, as patiently as this gateway deserves: about 6 s on a socket.
+async fn retry<T, F>(gateway: &Gateway, call: impl Fn() -> F) -> Result<T, CallError>
 where
     F: Future<Output = Result<T, CallError>>,
 {
-    let mut pause = Duration::from_millis(100);
-    for _ in 0..6 {
+    let mut patience = gateway.patience();
+    loop {
         match call().await {
-            Err(error) if error.is_passing() => tokio::time::sleep(pause).await,
+            Err(error) if patience.outlasts(&error).await => {}
             done => return done,
         }
-        pause *= 2;
     }
-    call().await
 }

@@ -5,7 +5,9 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use crate::api::wire::{Drift, Outcome, OutputFile, ProvisionReport};
+use crate::api::wire::{
+    AgentExit, Drift, InputSummary, Outcome, OutputFile, ProvisionReport, Summary,
+};
 
 /// The largest message in bytes, counted after JSON escaping. 12 KiB are shared by all containers of a pod, and what the
 /// kubelet cannot fit is cut in the middle.
@@ -40,27 +42,9 @@ pub(super) fn of_provision(report: &ProvisionReport) -> String {
     }
 }
 
-/// What the message of `collect` holds of an input.
-#[derive(Debug, Serialize)]
-#[serde(untagged)]
-enum InputSummary<'a> {
-    Whole { name: &'a str, drift: Drift },
-    State { name: &'a str, state: &'static str },
-}
-
-#[derive(Debug, Serialize)]
-struct OutcomeSummary<'a> {
-    /// What was left out: `paths`, then `facts`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    cut: Option<&'static str>,
-    inputs: Vec<InputSummary<'a>>,
-    /// `absent`, `refused` or the length of the text.
-    output: String,
-}
-
 /// The message of `collect`: states first, then facts, then paths, as much as fits.
 #[must_use]
-pub(super) fn of_outcome(outcome: &Outcome) -> String {
+pub(super) fn of_outcome(outcome: &Outcome, exit: Option<&AgentExit>) -> String {
     let output = match &outcome.output {
         OutputFile::Absent => "absent".to_owned(),
         OutputFile::Refused { .. } => "refused".to_owned(),
@@ -69,30 +53,40 @@ pub(super) fn of_outcome(outcome: &Outcome) -> String {
     let whole = |keep_paths: bool| {
         outcome.inputs.iter().map(move |input| {
             let mut drift = input.drift.clone();
-            if let Drift::Drifted(facts) = &mut drift
-                && !keep_paths
-            {
-                facts.truncated |= !facts.paths.is_empty();
-                facts.paths.clear();
+            match &mut drift {
+                Drift::Drifted(facts) if !keep_paths => {
+                    facts.truncated |= !facts.paths.is_empty();
+                    facts.paths.clear();
+                }
+                Drift::Unknown { message, .. } if !keep_paths => *message = cut(message, 60),
+                Drift::Unchanged | Drift::Drifted(_) | Drift::Unknown { .. } => {}
             }
             InputSummary::Whole {
-                name: input.name.as_str(),
+                name: input.name.clone(),
                 drift,
             }
         })
     };
     let states = outcome.inputs.iter().map(|input| InputSummary::State {
-        name: input.name.as_str(),
+        name: input.name.clone(),
         state: match input.drift {
             Drift::Unchanged => "unchanged",
             Drift::Drifted(_) => "drifted",
             Drift::Unknown { .. } => "unknown",
-        },
+        }
+        .to_owned(),
     });
-    let message = |cut, inputs| OutcomeSummary {
-        cut,
+    let exit = exit.cloned().map(|exit| match exit {
+        AgentExit::NotStarted { message } => AgentExit::NotStarted {
+            message: cut(&message, 60),
+        },
+        other => other,
+    });
+    let message = |cut: Option<&str>, inputs| Summary {
+        cut: cut.map(str::to_owned),
         inputs,
         output: output.clone(),
+        exit: exit.clone(),
     };
     fitting(&message(None, whole(true).collect()))
         .or_else(|| fitting(&message(Some("paths"), whole(false).collect())))
@@ -126,7 +120,11 @@ fn escaped_len(text: &str) -> usize {
         .sum()
 }
 
+/// The text, cut at so many bytes and marked.
 fn cut(text: &str, at: usize) -> String {
+    if text.len() <= at {
+        return text.to_owned();
+    }
     let mut short: String = text
         .char_indices()
         .take_while(|(i, _)| *i < at)
@@ -170,11 +168,17 @@ mod tests {
             (16, 50, Some("facts")),
             (0, 0, None),
         ] {
-            let text = of_outcome(&outcome(inputs, paths));
+            let exit = AgentExit::NotStarted {
+                message: "\u{1}".repeat(5000),
+            };
+            let text = of_outcome(&outcome(inputs, paths), Some(&exit));
             let value: serde_json::Value = serde_json::from_str(&text).unwrap();
             assert!(escaped_len(&text) <= MAX_BYTES, "{}", text.len());
             assert_eq!(value.get("cut").and_then(|c| c.as_str()), cut);
-            assert_eq!(value["inputs"].as_array().unwrap().len(), inputs);
+            let read = Summary::parse(&text).unwrap().outcomes();
+            assert_eq!(read.len(), inputs);
+            assert!(read.iter().all(|i| matches!(i.drift, Drift::Drifted(_))));
+            assert_eq!(Summary::parse(text.get(1..).unwrap()), None, "a cut one");
         }
     }
 

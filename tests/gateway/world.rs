@@ -10,7 +10,7 @@ use sandboxrun::api::{
     PathPattern, RunKey,
 };
 use sandboxrun::audit::Record;
-use sandboxrun::gateway::{Canaries, Gateway, Identity, Live, LiveParts, Role};
+use sandboxrun::gateway::{Canaries, Gateway, Identified, Identity, Live, LiveParts, Role};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -37,8 +37,12 @@ pub(crate) struct GatewayWorld {
 struct OneRun(Arc<Live>);
 
 impl Identity for OneRun {
-    fn identify<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Option<Arc<Live>>> {
-        Box::pin(ready((token == POD_TOKEN).then(|| Arc::clone(&self.0))))
+    fn identify<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Identified> {
+        Box::pin(ready(if token == POD_TOKEN {
+            Identified::Run(Arc::clone(&self.0))
+        } else {
+            Identified::Nobody
+        }))
     }
 }
 

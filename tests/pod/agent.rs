@@ -160,6 +160,7 @@ fn canary(address: SocketAddr, protocol: Protocol) -> Canary {
         name: "this machine".to_owned(),
         address,
         protocol,
+        tolerated: false,
     }
 }
 

@@ -216,6 +216,7 @@ async fn answer(
             json(&ProofPlan {
                 nonce: format!("nonce-{}", state.proofs.len()),
                 canaries,
+                node: None,
             })
         }
         (Method::POST, "/v1/proof") => {

@@ -89,6 +89,7 @@ pub(crate) fn proved(enforced: bool) -> Event {
         canaries: Vec::new(),
         open: Vec::new(),
         open_millis: 0,
+        unproven_millis: 0,
     }
 }
 

@@ -140,6 +140,7 @@ impl World {
             canaries: Vec::new(),
             open: Vec::new(),
             open_millis: 0,
+            unproven_millis: 0,
         };
         match self.append(vec![event]) {
             Ok(()) | Err(Failed::AnswerLost) if enforced => pod.stage = Stage::Asking,

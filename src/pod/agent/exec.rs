@@ -11,12 +11,12 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
-use super::Options;
-use super::grant::{Grant, GrantError};
+use super::Supervision;
 use super::output::{self, Watch};
 use super::processes::{NoChildren, Processes};
 use crate::api::wire::{AgentExit, GrantLine};
 use crate::api::{Fault as _, Reason, safe_text};
+use crate::pod::grant::{Grant, GrantError};
 
 /// Why the supervisor cannot work.
 #[derive(Debug, thiserror::Error)]
@@ -34,7 +34,11 @@ const LAST_OUTPUT: Duration = Duration::from_secs(10);
 const LAST_PROCESS: Duration = Duration::from_secs(10);
 
 /// Runs the command to its end. Returns how it ended and the status to exit with.
-pub(super) async fn run(options: &Options, processes: Processes, grant: Grant) -> (AgentExit, u8) {
+pub(super) async fn run(
+    options: &Supervision,
+    processes: Processes,
+    grant: Grant,
+) -> (AgentExit, u8) {
     // Before the start, so that no signal is missed.
     let children = signal(SignalKind::child());
     let terminate = signal(SignalKind::terminate());
@@ -85,7 +89,7 @@ struct Started {
 }
 
 /// Starts the command as the leader of a process group of its own, with nothing on its standard input.
-fn start(options: &Options, watch: &Arc<Watch>, piped: bool) -> io::Result<Started> {
+fn start(options: &Supervision, watch: &Arc<Watch>, piped: bool) -> io::Result<Started> {
     let (program, arguments) = options
         .command
         .split_first()
@@ -117,7 +121,7 @@ fn start(options: &Options, watch: &Arc<Watch>, piped: bool) -> io::Result<Start
 }
 
 struct Supervisor<'o> {
-    options: &'o Options,
+    options: &'o Supervision,
     processes: Processes,
     main: Pid,
     status: Option<WaitStatus>,
@@ -244,7 +248,9 @@ impl Supervisor<'_> {
                             heard = Instant::now();
                             break;
                         }
-                        Ok(Err(GrantError::NotGranted(error))) if error.is_passing() => {
+                        Ok(Err(GrantError::NotGranted(error)))
+                            if error.is_passing() || error.is_unknown_identity() =>
+                        {
                             sleep(Duration::from_millis(200)).await;
                         }
                         // A clear no: this attempt is no more.

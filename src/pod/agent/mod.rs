@@ -1,48 +1,56 @@
-//! `agent`: starts the agent's command, at most once, under a policy that was proved, and watches it to its end.
+//! `agent` and `exec`: start the agent's command, at most once, under a policy that was proved, and watch it to its end.
 //!
-//! In a local run this is pid 1 of the agent's sandbox and does everything: [`relay`], [`proof`], [`grant`] and
-//! [`exec`]. In a cluster the same parts run as broker and exec.
+//! In a local run `agent` is pid 1 of the agent's sandbox and does everything: relay, proof, grant and [`exec`]. In a pod
+//! `exec` is pid 1 of the agent's container and knows only the broker's socket.
 
 mod exec;
-mod grant;
 mod output;
 mod processes;
-mod proof;
-mod relay;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use tokio_util::sync::CancellationToken;
+
 use crate::api::wire::{AgentEnd, AgentExit};
 use crate::api::{Fault, Reason};
 use crate::pod::client::Gateway;
+use crate::pod::grant::{self, GrantError};
+use crate::pod::proof::{ProofError, Prover};
+use crate::pod::relay::{Relay, RelayError};
 use crate::pod::retry;
 
 pub use exec::ExecError;
-pub use grant::GrantError;
 pub use processes::Processes;
-pub use proof::ProofError;
-pub use relay::RelayError;
 
-/// What `agent` works with.
+/// What is started, and how it is watched.
 #[derive(Debug, Clone)]
-pub struct Options {
-    /// Proof, grant and everything that the relay forwards.
+pub struct Supervision {
+    /// Where the grant is asked for: the gateway's socket, or the broker's.
     pub gateway: Gateway,
-    /// The relay's port on 127.0.0.1.
-    pub relay_port: u16,
     /// Where the command starts.
     pub workdir: Option<PathBuf>,
     /// The command and its arguments; not empty.
     pub command: Vec<OsString>,
     /// From SIGTERM to SIGKILL.
     pub grace: Duration,
+    /// How long the gateway (or the broker) may be away before the grant is given.
+    pub grant_limit: Duration,
+    /// How long it may be away while the agent lives.
+    pub gateway_limit: Duration,
+}
+
+/// What `agent` works with.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The command.
+    pub supervision: Supervision,
+    /// The relay's port on 127.0.0.1.
+    pub relay_port: u16,
     /// How long an open canary is tried again.
     pub proof_limit: Duration,
-    /// How long the gateway may be away while the agent lives.
-    pub gateway_limit: Duration,
 }
 
 /// Why the agent was not started.
@@ -81,21 +89,39 @@ pub const NOT_STARTED: u8 = 125;
 /// When the command was not started, and never will be.
 pub async fn run(options: &Options) -> Result<ExitCode, AgentError> {
     let processes = Processes::prepare().map_err(ExecError::Prepare)?;
-    let relay = relay::Relay::bind(options.relay_port, options.gateway.clone()).await?;
+    let gateway = &options.supervision.gateway;
+    let relay = Relay::bind(options.relay_port, gateway.clone()).await?;
     let relaying = tokio::spawn(relay.serve());
-    proof::prove(&options.gateway, options.proof_limit).await?;
-    let grant = grant::ask(&options.gateway).await?;
+    let ready = CancellationToken::new();
+    ready.cancel();
+    let prover = Prover::new(gateway.clone(), Vec::new());
+    prover.prove(options.proof_limit, &ready).await?;
+    let status = supervise(&options.supervision, processes).await?;
+    relaying.abort();
+    Ok(status)
+}
+
+/// Asks for the grant, runs the command to its end and reports it.
+///
+/// # Errors
+/// When the command was not started, and never will be.
+pub async fn exec(options: &Supervision) -> Result<ExitCode, AgentError> {
+    let processes = Processes::prepare().map_err(ExecError::Prepare)?;
+    supervise(options, processes).await
+}
+
+async fn supervise(options: &Supervision, processes: Processes) -> Result<ExitCode, AgentError> {
+    let grant = grant::ask(&options.gateway, options.grant_limit).await?;
     let nonce = grant.nonce().to_owned();
     let (exit, status) = exec::run(options, processes, grant).await;
     report(&options.gateway, nonce, exit).await;
-    relaying.abort();
     Ok(ExitCode::from(status))
 }
 
 /// Tells the gateway how it ended. If it cannot be told, the end of the grant's connection says that it ended.
 async fn report(gateway: &Gateway, nonce: String, exit: AgentExit) {
     let end = AgentEnd { nonce, exit };
-    if let Err(error) = retry(|| gateway.post("/v1/ended", &end)).await {
+    if let Err(error) = retry(gateway, || gateway.post("/v1/ended", &end)).await {
         eprintln!("sandboxrun-pod: cannot report the agent's end: {error}");
     }
 }

@@ -46,36 +46,75 @@ pub struct Options {
 /// # Errors
 /// When the gateway did not take the outcome. The termination message then is all there is.
 pub async fn run(options: &Options) -> Result<(), Failure> {
-    let deadline = Instant::now() + options.budget;
-    let inputs = match baseline::read_manifest(&options.baseline) {
-        Ok(manifest) => {
-            let options = options.clone();
-            let compare = move || compare_all(&options, &manifest.inputs, deadline);
-            tokio::task::spawn_blocking(compare)
-                .await
-                .map_err(|error| {
-                    Failure::new(crate::api::Reason::CollectFailed, error.to_string())
-                })?
-        }
-        Err(error) => without_baseline(&options.gateway, &error.to_string()).await,
-    };
-    let outcome = Outcome {
-        inputs,
-        output: output::read(&options.sandbox),
-    };
+    let outcome = read(options).await?;
     summary::write(
         options.termination_log.as_deref(),
-        &summary::of_outcome(&outcome),
+        &summary::of_outcome(&outcome, None),
     );
-    retry(|| options.gateway.post("/v1/outcome", &outcome))
+    let gateway = &options.gateway;
+    retry(gateway, || gateway.post("/v1/outcome", &outcome))
         .await
         .map_err(|e| e.failure(None))
 }
 
+/// Reads what the run left.
+///
+/// # Errors
+/// When the one who reads failed itself.
+pub(super) async fn read(options: &Options) -> Result<Outcome, Failure> {
+    let deadline = Instant::now() + options.budget;
+    let task_options = options.clone();
+    let inputs = match baseline::read_manifest(&options.baseline) {
+        Ok(manifest) => {
+            let compare = move || {
+                let inputs = compare_all(&task_options, &manifest.inputs, deadline);
+                (inputs, output::read(&task_options.sandbox))
+            };
+            let (inputs, output) = tokio::task::spawn_blocking(compare)
+                .await
+                .map_err(|error| {
+                    Failure::new(crate::api::Reason::CollectFailed, error.to_string())
+                })?;
+            return Ok(Outcome { inputs, output });
+        }
+        Err(error) => without_baseline(&options.gateway, &error.to_string()).await,
+    };
+    Ok(Outcome {
+        inputs,
+        output: output::read(&options.sandbox),
+    })
+}
+
+/// Every input of the baseline, as one that the agent may still change.
+pub(super) fn agent_may_run(baseline: &Path) -> Vec<InputOutcome> {
+    let inputs = baseline::read_manifest(baseline).map_or_else(|_| Vec::new(), |m| m.inputs);
+    let drift = || {
+        unknown(
+            UnknownReason::AgentMayRun,
+            "the agent may still have been alive",
+        )
+    };
+    inputs
+        .into_iter()
+        .map(|input| InputOutcome {
+            name: input.name,
+            drift: drift(),
+        })
+        .collect()
+}
+
+/// How long the gateway is asked which inputs there were: the rest of the time is for reading them.
+const ASK_PLAN: Duration = Duration::from_secs(10);
+
 /// Every input of the plan, as not known.
 async fn without_baseline(gateway: &Gateway, message: &str) -> Vec<InputOutcome> {
-    let plan: Result<Plan, _> = retry(|| gateway.get("/v1/plan")).await;
-    let names = plan.map(|plan| plan.inputs).unwrap_or_default();
+    let plan = retry(gateway, || gateway.get::<Plan>("/v1/plan"));
+    let plan = tokio::time::timeout(ASK_PLAN, plan).await;
+    let names = plan
+        .ok()
+        .and_then(Result::ok)
+        .map(|plan| plan.inputs)
+        .unwrap_or_default();
     names
         .into_iter()
         .map(|input| InputOutcome {

@@ -82,12 +82,8 @@ impl Fault for DownloadError {
     }
 }
 
-/// Tries in a row that may bring no byte. With the pauses below: about 6 s of a gateway that is away.
-const EMPTY_TRIES: u32 = 6;
 /// Tries at all: a connection that breaks every few bytes must end, too.
-const ALL_TRIES: u32 = 64;
-/// The first pause between tries; it doubles.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const ALL_TRIES: u32 = 128;
 /// A connection that is silent for this long is given up.
 const SILENCE: Duration = Duration::from_secs(30);
 
@@ -110,7 +106,7 @@ pub(super) async fn download(
         want: blob.bytes,
         what,
     };
-    let (mut tries, mut empty_tries, mut pause) = (0, 0, FIRST_PAUSE);
+    let (mut tries, mut patience) = (0, gateway.patience());
     loop {
         let before = target.got;
         let result = target.attempt(gateway, path).await;
@@ -119,32 +115,30 @@ pub(super) async fn download(
         }
         tries += 1;
         let progress = target.got > before;
-        empty_tries = if progress { 0 } else { empty_tries + 1 };
-        match result {
-            Err(DownloadError::Call { source, .. }) if !source.is_passing() => {
-                return Err(DownloadError::Call { what, source });
-            }
-            Err(error @ DownloadError::Call { .. }) if empty_tries >= EMPTY_TRIES => {
-                return Err(error);
-            }
-            Ok(()) | Err(DownloadError::Call { .. }) => {}
-            Err(error) => return Err(error),
-        }
-        if tries >= ALL_TRIES || empty_tries >= EMPTY_TRIES {
-            let (got, want) = (target.got, target.want);
-            return Err(DownloadError::BrokeOff {
-                what,
-                tries,
-                got,
-                want,
-            });
-        }
         if progress {
-            pause = FIRST_PAUSE;
-        } else {
-            tokio::time::sleep(pause).await;
-            pause *= 2;
+            patience.renew();
         }
+        // An answer that ends early is a connection that broke.
+        let broke_off = || CallError::Connect(io::ErrorKind::UnexpectedEof.into());
+        let (source, said) = match result {
+            Ok(()) => (broke_off(), false),
+            Err(DownloadError::Call { source, .. }) => (source, true),
+            Err(error) => return Err(error),
+        };
+        let passes = source.is_passing() || source.is_unknown_identity();
+        if tries < ALL_TRIES && passes && (progress || patience.outlasts(&source).await) {
+            continue;
+        }
+        if said && (!passes || target.got == before) {
+            return Err(DownloadError::Call { what, source });
+        }
+        let (got, want) = (target.got, target.want);
+        return Err(DownloadError::BrokeOff {
+            what,
+            tries,
+            got,
+            want,
+        });
     }
     let got = hex(target.hash.finish().as_ref());
     if got == blob.sha256 {

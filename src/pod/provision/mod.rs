@@ -17,11 +17,13 @@ mod write_file;
 
 use std::fs;
 use std::io;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use futures::StreamExt as _;
 use rustix::fs::Timespec;
+use tokio_util::sync::CancellationToken;
 
 pub use checkout::CheckoutError;
 pub use download::DownloadError;
@@ -32,7 +34,9 @@ use crate::api::{Failure, Fault, InputName, Reason, RefName, layout, safe_text};
 use crate::pod::baseline::{self, BaselineError, BaselineInput, EntryKind, Manifest, NewEntry};
 use crate::pod::client::{CallError, Gateway};
 use crate::pod::head;
+use crate::pod::install::install;
 use crate::pod::objects::{ObjectId, Pack, PackError, PackIndex};
+use crate::pod::proof::{ProofError, Prover};
 use crate::pod::{retry, summary};
 
 /// What `provision` works on.
@@ -48,6 +52,19 @@ pub struct Options {
     pub baseline: PathBuf,
     /// Where the termination message goes.
     pub termination_log: Option<PathBuf>,
+    /// What else is to be done in a pod; in a local run, `agent` proves the policy itself.
+    pub in_pod: Option<InPod>,
+}
+
+/// What provision does in a pod besides.
+#[derive(Debug, Clone)]
+pub struct InPod {
+    /// Where our own program goes, for the agent's container.
+    pub install: PathBuf,
+    /// Addresses of the pod's node.
+    pub nodes: Vec<IpAddr>,
+    /// How long an open canary is tried again.
+    pub proof_limit: Duration,
 }
 
 /// The directory in the workspace where inputs are made before they are whole.
@@ -117,13 +134,17 @@ fn is_no_space(error: &io::Error) -> bool {
     )
 }
 
-/// Provisions, reports to the gateway and writes the termination message.
+/// Provisions, reports to the gateway and writes the termination message. In a pod it also proves the policy, and returns
+/// only when both are done.
 ///
 /// # Errors
-/// The failure that was reported. The workspace then holds none of the inputs.
+/// The failure that was reported. Nothing starts then.
 pub async fn run(options: &Options) -> Result<(), Failure> {
-    let result = provision(options).await;
-    let report = match &result {
+    let done = match &options.in_pod {
+        None => provision_and_report(options, &CancellationToken::new()).await,
+        Some(in_pod) => in_a_pod(options, in_pod).await,
+    };
+    let report = match &done {
         Ok(inputs) => ProvisionReport::Done {
             inputs: inputs.clone(),
         },
@@ -135,17 +156,55 @@ pub async fn run(options: &Options) -> Result<(), Failure> {
         options.termination_log.as_deref(),
         &summary::of_provision(&report),
     );
-    let reported = retry(|| options.gateway.post("/v1/provisioned", &report)).await;
-    match (result, reported) {
-        (Err(failure), _) => Err(failure),
-        (Ok(_), Ok(())) => Ok(()),
-        // A workspace that nobody knows to be ready is not ready.
-        (Ok(_), Err(error)) => Err(error.failure(None)),
+    match done {
+        Ok(_) => Ok(()),
+        Err(failure) => {
+            // If it cannot be told, the termination message says it.
+            let gateway = &options.gateway;
+            let _untold = retry(gateway, || gateway.post("/v1/provisioned", &report)).await;
+            Err(failure)
+        }
     }
 }
 
+/// Provisions and reports it. `in_place` is cancelled in between.
+async fn provision_and_report(
+    options: &Options,
+    in_place: &CancellationToken,
+) -> Result<Vec<ProvisionedInput>, Failure> {
+    let inputs = provision(options).await?;
+    in_place.cancel();
+    let report = ProvisionReport::Done {
+        inputs: inputs.clone(),
+    };
+    let gateway = &options.gateway;
+    // A workspace that nobody knows to be ready is not ready.
+    retry(gateway, || gateway.post("/v1/provisioned", &report))
+        .await
+        .map_err(|error| error.failure(None))?;
+    Ok(inputs)
+}
+
+/// Download and checkout, and the proof beside them: its last round begins after the checkout. Whichever fails first is the
+/// failure.
+async fn in_a_pod(options: &Options, in_pod: &InPod) -> Result<Vec<ProvisionedInput>, Failure> {
+    install(&in_pod.install).map_err(|source| {
+        let what = "our program";
+        ProvisionError::Write { what, source }.failure(None)
+    })?;
+    let in_place = CancellationToken::new();
+    let provisioning = provision_and_report(options, &in_place);
+    let prover = Prover::new(options.gateway.clone(), in_pod.nodes.clone());
+    let proving = async {
+        let proof = prover.prove(in_pod.proof_limit, &in_place).await;
+        proof.map_err(|error: ProofError| error.failure(None))
+    };
+    let (inputs, ()) = tokio::try_join!(provisioning, proving)?;
+    Ok(inputs)
+}
+
 async fn provision(options: &Options) -> Result<Vec<ProvisionedInput>, Failure> {
-    let plan: Plan = retry(|| options.gateway.get("/v1/plan"))
+    let plan: Plan = retry(&options.gateway, || options.gateway.get("/v1/plan"))
         .await
         .map_err(|e| ProvisionError::Plan(e).failure(None))?;
     check_plan(&plan).map_err(|e| e.failure(None))?;

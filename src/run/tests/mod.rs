@@ -98,6 +98,7 @@ pub(super) fn proof(enforced: bool) -> Event {
         name: "this machine".into(),
         address: "10.0.0.1:8444".parse().unwrap(),
         protocol: Protocol::Tcp,
+        tolerated: false,
     };
     Event::PolicyProof {
         attempt: FIRST,
@@ -105,6 +106,7 @@ pub(super) fn proof(enforced: bool) -> Event {
         canaries: vec![canary.clone()],
         open: if enforced { Vec::new() } else { vec![canary] },
         open_millis: 0,
+        unproven_millis: 0,
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::combinators::BoxBody;
-use http_body_util::{BodyExt as _, Full};
+use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::header::{CONTENT_TYPE, HOST, HeaderName, HeaderValue};
 use hyper::http::uri::PathAndQuery;
@@ -21,8 +21,8 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
-use crate::api::Reason;
-use crate::api::wire::Problem;
+use crate::api::wire::{Problem, TOKEN_HEADER};
+use crate::api::{Fault, Reason};
 use crate::pod::client::{CallError, Gateway};
 
 /// Why there is no relay.
@@ -39,6 +39,12 @@ pub enum RelayError {
     },
 }
 
+impl Fault for RelayError {
+    fn reason(&self) -> Reason {
+        Reason::SandboxUnavailable
+    }
+}
+
 /// Connections at once; more wait to be accepted. Each takes about 40 KiB, so all of them stay below 15 MiB.
 const CONNECTIONS: usize = 256;
 /// A client that sends no request for this long loses its connection, and makes room.
@@ -47,7 +53,7 @@ const IDLE: Duration = Duration::from_mins(1);
 /// A relay that listens.
 pub(super) struct Relay {
     listener: TcpListener,
-    gateway: Arc<Gateway>,
+    gateway: Gateway,
     port: u16,
 }
 
@@ -66,7 +72,7 @@ impl Relay {
         let port = listener.local_addr().map_err(failed)?.port();
         Ok(Self {
             listener,
-            gateway: Arc::new(gateway),
+            gateway,
             port,
         })
     }
@@ -80,7 +86,7 @@ impl Relay {
             };
             match self.listener.accept().await {
                 Ok((stream, _)) => {
-                    let gateway = Arc::clone(&self.gateway);
+                    let gateway = self.gateway.clone();
                     let port = self.port;
                     tokio::spawn(async move {
                         serve_connection(stream, gateway, port).await;
@@ -94,10 +100,10 @@ impl Relay {
     }
 }
 
-async fn serve_connection(stream: TcpStream, gateway: Arc<Gateway>, port: u16) {
+async fn serve_connection(stream: TcpStream, gateway: Gateway, port: u16) {
     let _unimportant = stream.set_nodelay(true);
     let service = service_fn(move |request| {
-        let gateway = Arc::clone(&gateway);
+        let gateway = gateway.clone();
         async move { Ok::<_, Infallible>(answer(&gateway, port, request).await) }
     });
     let connection = http1::Builder::new()
@@ -185,11 +191,7 @@ async fn forward(
             .headers_mut()
             .insert(HOST, HeaderValue::from_static("gateway"));
     }
-    let mut sender = gateway.open().await?;
-    let mut response = sender
-        .send_request(request)
-        .await
-        .map_err(CallError::Broken)?;
+    let mut response = gateway.exchange(request.map(BodyExt::boxed)).await?;
     if let Some(client) = tunnel
         && response.status().is_success()
     {
@@ -202,16 +204,18 @@ async fn forward(
         });
         return Ok(Response::new(empty()));
     }
+    if is_about_us(&response) {
+        // The agent did nothing wrong, and a moment later it works.
+        let detail = "the gateway does not know this pod yet";
+        return Ok(problem(&Problem::new(503, Reason::GatewayBusy, detail, "")));
+    }
     drop_hop_by_hop(response.headers_mut());
-    Ok(response.map(|body| {
-        // The sender lives as long as the body, and the connection with it.
-        let held = sender;
-        body.map_frame(move |frame| {
-            let _held = &held;
-            frame
-        })
-        .boxed()
-    }))
+    Ok(response.map(BodyExt::boxed))
+}
+
+/// Whether the gateway refused the broker's own token. An upstream's 401 never comes through as such.
+fn is_about_us<B>(response: &Response<B>) -> bool {
+    response.status() == StatusCode::UNAUTHORIZED && response.headers().contains_key(TOKEN_HEADER)
 }
 
 /// Headers that belong to one connection. How a body is framed is decided anew for the next one.

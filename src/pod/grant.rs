@@ -4,12 +4,11 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use http_body_util::BodyExt as _;
-use hyper::body::Incoming;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::timeout;
 
 use crate::api::wire::{GrantLine, GrantRequest};
 use crate::api::{Fault, Reason};
-use crate::pod::client::{self, CALL_LIMIT, CallError, Gateway};
+use crate::pod::client::{self, AnswerBody, CALL_LIMIT, CallError, Gateway};
 use crate::pod::objects::hex;
 
 /// Why there is no yes. The agent then never starts.
@@ -54,64 +53,53 @@ impl Grant {
     }
 
     /// The next line.
+    ///
+    /// # Errors
+    /// When the connection broke, or what came is no line.
     pub(super) async fn next(&mut self) -> Result<GrantLine, CallError> {
         self.lines.next().await
     }
 
     /// Asks for the same yes again after the connection was lost.
     pub(super) async fn renew(&mut self, gateway: &Gateway) -> Result<(), GrantError> {
-        let (lines, _, _) = request(gateway, &self.nonce).await?;
-        self.lines = lines;
+        self.lines = request(gateway, &self.nonce).await?.lines;
         Ok(())
     }
 }
 
-/// For how long a lost answer is asked for again. The gateway may just be starting anew.
-const ASK_FOR: Duration = Duration::from_mins(1);
 /// A line is short: a word and two numbers.
 const MAX_LINE: usize = 4096;
 
-/// Asks for the start. A lost answer is asked for again with the same nonce, which does no harm.
+/// Asks for the start. A lost answer is asked for again with the same nonce, which does no harm: the gateway may just be
+/// starting anew.
 ///
 /// # Errors
-/// When the gateway says no, or says nothing for [`ASK_FOR`].
-pub(super) async fn ask(gateway: &Gateway) -> Result<Grant, GrantError> {
+/// When the gateway says no, or says nothing for `limit`.
+pub(super) async fn ask(gateway: &Gateway, limit: Duration) -> Result<Grant, GrantError> {
     let mut random = [0; 16];
     aws_lc_rs::rand::fill(&mut random).map_err(|_| GrantError::Nonce)?;
     let nonce = hex(&random);
-    let deadline = Instant::now() + ASK_FOR;
-    let mut pause = Duration::from_millis(100);
+    let mut patience = gateway.patient_for(limit).patience();
     loop {
         match request(gateway, &nonce).await {
-            Ok((lines, timeout, stall)) => {
-                return Ok(Grant {
-                    nonce,
-                    timeout,
-                    stall,
-                    lines,
-                });
-            }
-            Err(GrantError::NotGranted(error))
-                if error.is_passing() && Instant::now() < deadline =>
-            {
-                sleep(pause).await;
-                pause = (pause * 2).min(Duration::from_secs(2));
-            }
+            Ok(grant) => return Ok(grant),
+            Err(GrantError::NotGranted(error)) if patience.outlasts(&error).await => {}
             Err(error) => return Err(error),
         }
     }
 }
 
-async fn request(
-    gateway: &Gateway,
-    nonce: &str,
-) -> Result<(Lines, Duration, Option<Duration>), GrantError> {
+/// Asks once for the start, with this nonce.
+///
+/// # Errors
+/// When there is no yes.
+pub(super) async fn request(gateway: &Gateway, nonce: &str) -> Result<Grant, GrantError> {
     let body = GrantRequest {
         nonce: nonce.to_owned(),
     };
     let request = client::post_request("/v1/grant", &body).map_err(GrantError::NotGranted)?;
     let response = gateway
-        .send(request, CALL_LIMIT)
+        .send_apart(request, CALL_LIMIT)
         .await
         .map_err(GrantError::NotGranted)?;
     let mut lines = Lines {
@@ -126,11 +114,12 @@ async fn request(
         GrantLine::Granted {
             timeout_secs,
             stall_secs,
-        } => Ok((
+        } => Ok(Grant {
+            nonce: nonce.to_owned(),
+            timeout: Duration::from_secs(timeout_secs),
+            stall: stall_secs.map(Duration::from_secs),
             lines,
-            Duration::from_secs(timeout_secs),
-            stall_secs.map(Duration::from_secs),
-        )),
+        }),
         GrantLine::Stop { reason } => Err(GrantError::NoYes(format!("stopped before: {reason}"))),
         GrantLine::Alive => Err(GrantError::NoYes("the first line was no yes".to_owned())),
     }
@@ -138,7 +127,7 @@ async fn request(
 
 /// JSON lines from a body.
 struct Lines {
-    body: Incoming,
+    body: AnswerBody,
     buffer: BytesMut,
 }
 
