@@ -20,16 +20,6 @@ pub const HOME: &str = "/home/agent";
 pub const POD_PROGRAM: &str = "/sandboxrun/sandboxrun-pod";
 /// The Unix socket through which `exec` asks for its grant (and, in a local run, all that the relay forwards).
 pub const SOCKET: &str = "/sandboxrun/run/gateway.sock";
-/// The volume that holds our own program inside a pod: written by `provision`, read-only for the agent.
-pub const PROGRAM_VOLUME: &str = "/.sandboxrun";
-/// Our own program inside the agent's container of a pod.
-pub const INSTALLED_PROGRAM: &str = "/.sandboxrun/sandboxrun-pod";
-/// The broker's socket, through which `exec` asks for its grant in a pod.
-pub const BROKER_SOCKET: &str = "/.sandboxrun/broker.sock";
-/// The token with which `provision` and `broker` show who they are, in their containers only.
-pub const TOKEN_FILE: &str = "/var/run/sandboxrun/token";
-/// The environment variable of `provision` and `broker` that holds the gateway's CA, in PEM.
-pub const GATEWAY_CA_ENV: &str = "SANDBOXRUN_GATEWAY_CA";
 /// The environment variable of `provision` and `broker` that holds the addresses of the pod's node
 /// (`status.hostIPs`), separated by commas.
 pub const NODE_ADDRESSES_ENV: &str = "SANDBOXRUN_NODE_ADDRESSES";

@@ -137,9 +137,9 @@ struct BrokerArgs {
     /// The relay's port on 127.0.0.1.
     #[arg(long, default_value_t = layout::RELAY_PORT)]
     relay_port: u16,
-    /// How often the policy is proved again, in seconds.
-    #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..))]
-    proof_every_secs: u64,
+    /// How often the policy is proved again, in milliseconds.
+    #[arg(long, default_value_t = 15_000, value_parser = clap::value_parser!(u64).range(1..))]
+    repeat_millis: u64,
     /// How long the agent may still live after SIGTERM, in seconds; then what it left is not known.
     #[arg(long, default_value_t = 20)]
     agent_wait_secs: u64,
@@ -183,7 +183,7 @@ impl Cli {
 
 impl GatewayArgs {
     fn open(self) -> Result<Gateway, GatewayError> {
-        let ca = std::env::var(layout::GATEWAY_CA_ENV).ok();
+        let ca = std::env::var(layout::CA_VARIABLE).ok();
         Gateway::new(self.gateway, ca.as_deref(), self.token_file)
     }
 }
@@ -282,7 +282,7 @@ impl BrokerArgs {
             relay_port: self.relay_port,
             exec_socket: self.exec_socket,
             nodes: Prover::node_addresses(),
-            proof_every: Duration::from_secs(self.proof_every_secs),
+            proof_every: Duration::from_millis(self.repeat_millis),
             agent_wait: Duration::from_secs(self.agent_wait_secs),
             report_limit: Duration::from_secs(self.report_secs),
         })
