@@ -4,6 +4,7 @@
 //! up ones. A review counts for [`CACHED`]; a token that outlives its pod leads to no run, whatever its review said.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -32,25 +33,37 @@ const POD_UID: &str = "authentication.kubernetes.io/pod-uid";
 
 /// The runs that live, by the uid of the pod of their present attempt. Cheap to clone; all clones are the same.
 #[derive(Debug, Clone, Default)]
-pub struct Lives(Arc<RwLock<HashMap<String, Arc<Live>>>>);
+pub struct Lives(Arc<Table>);
+
+#[derive(Debug, Default)]
+struct Table {
+    runs: RwLock<HashMap<String, Arc<Live>>>,
+    /// Every pod has been seen: one that is not here is nobody's.
+    whole: AtomicBool,
+}
 
 impl Lives {
     /// From now on this pod speaks for this run.
     pub fn insert(&self, pod_uid: &str, live: Arc<Live>) {
-        let mut lives = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut lives = self.0.runs.write().unwrap_or_else(PoisonError::into_inner);
         lives.insert(pod_uid.to_owned(), live);
     }
 
     /// This pod speaks for nobody any more.
     pub fn remove(&self, pod_uid: &str) {
-        let mut lives = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut lives = self.0.runs.write().unwrap_or_else(PoisonError::into_inner);
         lives.remove(pod_uid);
+    }
+
+    /// From now on a pod that is not known is nobody's. Until then its run may just not have been read yet.
+    pub fn are_whole(&self) {
+        self.0.whole.store(true, Ordering::Release);
     }
 
     /// The run that a pod speaks for.
     #[must_use]
     pub fn of(&self, pod_uid: &str) -> Option<Arc<Live>> {
-        let lives = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let lives = self.0.runs.read().unwrap_or_else(PoisonError::into_inner);
         lives.get(pod_uid).cloned()
     }
 }
@@ -79,19 +92,20 @@ impl Reviews {
         }
     }
 
-    async fn whose(&self, token: &str) -> Identified {
+    async fn identified(&self, token: &str) -> Identified {
         if token.len() > TOKEN_BYTES {
             return Identified::Nobody;
         }
-        let known = |live: Option<Arc<Live>>| live.map_or(Identified::Nobody, Identified::Run);
         let hash = sha256_hex(token.as_bytes());
         if let Some(uid) = self.cached(&hash) {
-            return known(self.lives.of(&uid));
+            return self.of(&uid);
         }
-        let said = claimed_pod(token);
-        let Some((said, live)) = said.and_then(|uid| Some((uid.clone(), self.lives.of(&uid)?)))
-        else {
+        let Some(said) = claimed_pod(token) else {
             return Identified::Nobody;
+        };
+        let live = match self.of(&said) {
+            Identified::Run(live) => live,
+            other @ (Identified::Nobody | Identified::NotNow) => return other,
         };
         let Some(reviewed) = self.review(token).await else {
             return Identified::NotNow;
@@ -101,6 +115,14 @@ impl Reviews {
         }
         self.remember(hash, said);
         Identified::Run(live)
+    }
+
+    fn of(&self, pod_uid: &str) -> Identified {
+        match self.lives.of(pod_uid) {
+            Some(live) => Identified::Run(live),
+            None if self.lives.0.whole.load(Ordering::Acquire) => Identified::Nobody,
+            None => Identified::NotNow,
+        }
     }
 
     fn cached(&self, hash: &str) -> Option<String> {
@@ -145,7 +167,7 @@ impl Reviews {
 
 impl Identity for Reviews {
     fn identify<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Identified> {
-        self.whose(token).boxed()
+        self.identified(token).boxed()
     }
 }
 

@@ -27,7 +27,7 @@ pub struct LiveParts {
     /// Which attempt.
     pub attempt: Attempt,
     /// What the run asks for.
-    pub spec: RunSpec,
+    pub spec: Arc<RunSpec>,
     /// The pinned inputs.
     pub resolved: Vec<ResolvedInput>,
     /// Their packs, in the same order, held against eviction.

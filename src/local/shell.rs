@@ -325,7 +325,7 @@ impl<'a> Shell<'a> {
         let live = Arc::new(Live::new(LiveParts {
             key: self.key.clone(),
             attempt,
-            spec: self.manifests.spec.clone(),
+            spec: Arc::new(self.manifests.spec.clone()),
             resolved: self.resolved.clone(),
             packs,
         }));

@@ -127,7 +127,7 @@ impl GatewayWorld {
         let live = Arc::new(Live::new(LiveParts {
             key: self.key.clone(),
             attempt: Attempt::FIRST,
-            spec,
+            spec: Arc::new(spec),
             resolved: vec![],
             packs: vec![],
         }));
