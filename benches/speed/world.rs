@@ -159,7 +159,7 @@ impl World {
         let live = Arc::new(Live::new(LiveParts {
             key,
             attempt,
-            spec,
+            spec: spec.into(),
             resolved,
             packs,
         }));

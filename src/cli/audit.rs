@@ -1,5 +1,6 @@
 //! `sandboxrun audit`: list, tell, verify and export the record. Opens it for reading: nothing here can change it.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -29,6 +30,20 @@ pub struct AuditArgs {
     /// The record's file. Default: the one that `sandboxrun run` writes
     #[arg(long, global = true, env = "SANDBOXRUN_RECORD", value_name = "PATH")]
     pub record: Option<PathBuf>,
+    /// Ask the operator of a cluster for its record; `kubectl sandboxrun audit` always does
+    #[arg(long, global = true, conflicts_with = "record")]
+    pub cluster: bool,
+    /// The operator's namespace, with --cluster
+    #[arg(
+        long,
+        global = true,
+        value_name = "NAMESPACE",
+        default_value = "sandboxrun-system"
+    )]
+    pub system_namespace: String,
+    /// The kubeconfig's context, with --cluster
+    #[arg(long, global = true, value_name = "NAME")]
+    pub context: Option<String>,
     /// What to do
     #[command(subcommand)]
     pub command: AuditCommand,
@@ -97,6 +112,29 @@ Examples:
         /// Which run; absent: all of them
         run: Option<String>,
     },
+}
+
+/// The command line of `audit` as the operator's pod gets it: without what says where the operator is.
+pub(super) fn words_for_the_operator(
+    command_line: impl IntoIterator<Item = OsString>,
+) -> Vec<OsString> {
+    let mut words = command_line
+        .into_iter()
+        .skip_while(|word| word != "audit")
+        .skip(1);
+    let mut kept = Vec::new();
+    while let Some(word) = words.next() {
+        let text = word.to_string_lossy();
+        let own = ["--system-namespace", "--context"];
+        if own.contains(&text.as_ref()) {
+            words.next();
+        } else if text != "--cluster"
+            && !own.iter().any(|name| text.starts_with(&format!("{name}=")))
+        {
+            kept.push(word);
+        }
+    }
+    kept
 }
 
 /// How to print something.
@@ -413,4 +451,16 @@ fn print(out: &mut impl Write, line: &str) -> Result<u8, AuditError> {
 
 fn print_json(out: &mut impl Write, value: &serde_json::Value) -> Result<u8, AuditError> {
     print(out, &format!("{value:#}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_operator_gets_the_command_without_the_way_to_it() {
+        let line = "kubectl-sandboxrun --x audit --system-namespace s verify --context=c --cluster run-1 --head 3:ab";
+        let words = words_for_the_operator(line.split(' ').map(OsString::from));
+        assert_eq!(words, ["verify", "run-1", "--head", "3:ab"]);
+    }
 }

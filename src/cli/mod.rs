@@ -1,6 +1,8 @@
 //! What people type, and what it prints: raw flags become a validated configuration, then a room does the work.
 
 pub mod audit;
+mod cluster;
+mod controller;
 mod crd;
 mod docs;
 mod explain;
@@ -33,9 +35,13 @@ pub struct Cli {
 enum Command {
     Run(run::RunArgs),
     Audit(audit::AuditArgs),
+    List(cluster::ListArgs),
+    Status(cluster::StatusArgs),
+    Logs(cluster::LogsArgs),
     Validate(validate::ValidateArgs),
     Explain(explain::ExplainArgs),
     Crd(crd::CrdArgs),
+    Controller(controller::ControllerArgs),
     /// Print the version.
     Version,
     /// Write the generated reference pages.
@@ -50,12 +56,29 @@ enum Command {
 }
 
 impl Cli {
+    /// Whether this is a service: it logs what it does, in JSON. A command for people logs nothing but errors.
+    #[must_use]
+    pub fn is_service(&self) -> bool {
+        matches!(self.command, Command::Controller(_))
+    }
+
     /// Does what the command line says. Called before any thread is there.
     #[must_use]
     pub fn run(self) -> ExitCode {
         match self.command {
             Command::Run(args) => run::main(args),
+            Command::Audit(args) if args.cluster || is_plugin() => match cluster::audit(
+                &args.system_namespace,
+                args.context,
+                audit::words_for_the_operator(std::env::args_os()),
+            ) {
+                Ok(code) => ExitCode::from(code),
+                Err(failure) => refuse(&failure),
+            },
             Command::Audit(args) => audit_main(args),
+            Command::List(args) => done(cluster::list(&args)),
+            Command::Status(args) => done(cluster::status(&args)),
+            Command::Logs(args) => done(cluster::logs(&args)),
             Command::Validate(args) => printed(|out| {
                 let verdict = validate::run(&args, out)?;
                 if let validate::Verdict::Unreadable(error) = &verdict {
@@ -70,6 +93,7 @@ impl Cli {
                     Ok(USAGE)
                 }
             }),
+            Command::Controller(args) => done(controller::run(args)),
             Command::Crd(args) => printed(|out| crd::run(&args, out).map(|()| 0)),
             Command::Version => {
                 printed(|out| writeln!(out, "sandboxrun {}", env!("CARGO_PKG_VERSION")).map(|()| 0))
@@ -128,6 +152,22 @@ fn printed(command: impl FnOnce(&mut dyn io::Write) -> io::Result<u8>) -> ExitCo
             complain(&format!("cannot write: {error}"));
             ExitCode::from(USAGE)
         }
+    }
+}
+
+/// Whether this was started as `kubectl sandboxrun`: then it is always about a cluster.
+fn is_plugin() -> bool {
+    let name = std::env::args_os().next().map(PathBuf::from);
+    name.as_deref()
+        .and_then(std::path::Path::file_name)
+        .is_some_and(|name| name == "kubectl-sandboxrun")
+}
+
+/// Shows a failure, if there is one.
+fn done(result: Result<(), Failure>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => refuse(&failure),
     }
 }
 

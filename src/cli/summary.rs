@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use crate::api::wire::{Drift, DriftFacts, GitDir, HeadSeen};
 use crate::api::{Decision, Event, Fault as _, Via};
+use crate::audit::sentence;
 use crate::local::{Ended, Screen, terminal_text};
 
 /// The status that the custom resource would have.
@@ -90,11 +90,8 @@ fn result(event: &Event) -> Option<(&'static str, String)> {
     {
         return Some(("input", format!("{input}: {requested_ref} is {commit}")));
     }
-    if let Event::Drift { outcome, .. } = event {
-        return Some((
-            "drift",
-            format!("{}: {}", outcome.name, drift(&outcome.drift)),
-        ));
+    if let Event::Drift { .. } = event {
+        return Some(("drift", sentence(event)));
     }
     if let Event::Output {
         sha256: Some(sha256),
@@ -114,65 +111,6 @@ fn result(event: &Event) -> Option<(&'static str, String)> {
         ));
     }
     None
-}
-
-fn drift(drift: &Drift) -> String {
-    match drift {
-        Drift::Unchanged => "unchanged".to_owned(),
-        Drift::Unknown { reason, message } => format!("unknown ({reason:?}): {message}"),
-        Drift::Drifted(facts) => drifted(facts),
-    }
-}
-
-fn drifted(facts: &DriftFacts) -> String {
-    let counts = [
-        (facts.modified, "modified"),
-        (facts.added, "added"),
-        (facts.deleted, "deleted"),
-        (facts.type_changed, "of another type"),
-        (facts.mode_changed, "with another mode"),
-    ];
-    let mut parts: Vec<String> = counts
-        .iter()
-        .filter(|(n, _)| *n > 0)
-        .map(|(n, what)| format!("{n} {what}"))
-        .collect();
-    match &facts.head {
-        HeadSeen::Pinned => {}
-        HeadSeen::Moved { to: Some(to), .. } => parts.push(format!("HEAD moved to {}", to.short())),
-        HeadSeen::Moved { to: None, .. } => parts.push("HEAD moved".to_owned()),
-        HeadSeen::Unreadable => parts.push("HEAD unreadable".to_owned()),
-    }
-    match facts.git_dir {
-        GitDir::Intact => {}
-        GitDir::Missing => parts.push(".git is gone".to_owned()),
-        GitDir::Replaced => parts.push(".git was replaced".to_owned()),
-    }
-    let first: Vec<&str> = facts
-        .paths
-        .iter()
-        .take(3)
-        .map(|path| path.path.as_str())
-        .collect();
-    let more = if facts.truncated || facts.paths.len() > first.len() {
-        ", ..."
-    } else {
-        ""
-    };
-    let incomplete = if facts.incomplete {
-        "; a part could not be read"
-    } else {
-        ""
-    };
-    if first.is_empty() {
-        format!("drifted: {}{incomplete}", parts.join(", "))
-    } else {
-        format!(
-            "drifted: {} ({}{more}){incomplete}",
-            parts.join(", "),
-            first.join(", ")
-        )
-    }
 }
 
 /// How many calls there were, of which kind, and how many were refused.

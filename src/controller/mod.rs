@@ -23,21 +23,23 @@ mod refusals;
 mod restore;
 mod settings;
 mod sources;
+mod start;
 mod store;
 mod sweep;
 mod watches;
 
 pub use authority::{Authority, AuthorityError};
 pub use desk::DeskParts;
-pub use namespaces::INPUTS_ANNOTATION;
 pub use health::{Readiness, serve_health, serve_metrics};
 pub use identity::{AUDIENCE, Lives, Reviews};
 pub use leader::{Candidate, LeaderError};
 pub use metrics::Metrics;
+pub use namespaces::INPUTS_ANNOTATION;
 pub use settings::{
     CanaryPort, ControllerSettings, GatewaySettings, InputsSettings, LeaderSettings,
     MirrorSettings, PolicySettings, RecordSettings, Settings, SettingsError,
 };
+pub use start::{Place, StartError, start};
 
 /// An error with all its causes, in one line.
 #[must_use]

@@ -1,6 +1,6 @@
 //! What the administrator sets: the file that the chart writes from its values, read once at start.
 //!
-//! Every field has a default, unknown ones are refused, and a value that makes no sense names its field.
+//! Every field but the image of pods has a default, unknown ones are refused, and a value that makes no sense names its field.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -10,31 +10,44 @@ use serde::Deserialize;
 
 use crate::api::{Fault, Namespace, Reason, duration_text, quantity_text};
 use crate::inputs::{self, AddressException, FetchSettings};
+use crate::manifest::Installation;
 use crate::run;
 
 /// The whole file. In YAML, camel case.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Settings {
+    /// What shapes pods, and bounds what runs may ask.
+    pub pods: Installation,
     /// Namespaces whose runs are looked after; empty: all.
+    #[serde(default)]
     pub watch_namespaces: Vec<String>,
     /// Where everything is written down.
+    #[serde(default)]
     pub record: RecordSettings,
     /// Mirrors and packs.
+    #[serde(default)]
     pub mirror: MirrorSettings,
     /// Repositories and their servers.
+    #[serde(default)]
     pub inputs: InputsSettings,
     /// Closed addresses that may be reached after all, each `HOST=RANGE:PORT`.
+    #[serde(default)]
     pub address_exceptions: Vec<String>,
     /// The server that pods talk to.
+    #[serde(default)]
     pub gateway: GatewaySettings,
     /// Who leads.
+    #[serde(default)]
     pub leader: LeaderSettings,
     /// Network policies.
+    #[serde(default)]
     pub policy: PolicySettings,
     /// Waiting times of a run.
+    #[serde(default)]
     pub times: run::Limits,
     /// How the controller works.
+    #[serde(default)]
     pub controller: ControllerSettings,
 }
 
@@ -286,14 +299,11 @@ impl Settings {
             path: path.to_owned(),
             source,
         })?;
-        let settings: Self = if text.trim().is_empty() {
-            Self::default()
-        } else {
+        let settings: Self =
             serde_saphyr::from_str(&text).map_err(|error| SettingsError::Decode {
                 path: path.to_owned(),
                 message: error.to_string(),
-            })?
-        };
+            })?;
         settings.check()?;
         Ok(settings)
     }
@@ -391,12 +401,12 @@ mod tests {
     fn read(text: &str) -> Result<Settings, SettingsError> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("config.yaml");
-        std::fs::write(&path, text).unwrap();
+        std::fs::write(&path, format!("pods: {{podImage: i}}\n{text}")).unwrap();
         Settings::read(&path)
     }
 
     #[test]
-    fn an_empty_file_means_the_defaults() {
+    fn what_is_not_written_has_a_default() {
         let settings = read("").unwrap();
         assert_eq!(settings.gateway.port, 8443);
         assert_eq!(settings.times, run::Limits::default());
