@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 /// Connections of one address that have not shown a token yet. A pod's own programs show theirs within milliseconds.
 const STRANGERS: u32 = 64;
-/// New connections of one address at once: what a run may hold (see `Live`), and a few.
+/// Connections of one address at once that never show a token: handshakes cost us more than an agent.
 const BURST: u32 = 320;
 /// One more new connection each.
 const REFILL: Duration = Duration::from_millis(20);
@@ -80,6 +80,21 @@ pub(super) struct Place {
     peer: IpAddr,
 }
 
+impl Place {
+    /// It has shown a token that is somebody's: it does not count any more.
+    pub(super) fn known(self) {
+        let mut peers = self
+            .strangers
+            .peers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(seen) = peers.get_mut(&self.peer) {
+            seen.left = seen.left.saturating_add(1).min(BURST);
+        }
+        drop(peers); // before this place goes, too
+    }
+}
+
 impl Drop for Place {
     fn drop(&mut self) {
         let mut peers = self
@@ -131,6 +146,14 @@ mod tests {
         }
         drop(strangers.enter(ip(1), much_later + REFILL * 2));
         assert_eq!(strangers.peers.lock().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn one_peer_that_shows_its_token_is_not_slowed_down() {
+        let (strangers, now) = (Arc::new(Strangers::default()), Instant::now());
+        for _ in 0..BURST * 3 {
+            strangers.enter(ip(1), now).unwrap().known();
+        }
     }
 
     #[test]

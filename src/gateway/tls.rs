@@ -105,7 +105,7 @@ async fn connection(door: Door, stream: TcpStream, peer: IpAddr, stranger: Place
         tracing::debug!(%peer, "a TLS handshake failed");
         return;
     };
-    let standing = Arc::new(Mutex::new(Standing::Stranger { _place: stranger }));
+    let standing = Arc::new(Mutex::new(Standing::Stranger(Some(stranger))));
     let service = service_fn(move |request: PodRequest| {
         let (door, standing) = (door.clone(), Arc::clone(&standing));
         async move {
@@ -119,7 +119,7 @@ async fn connection(door: Door, stream: TcpStream, peer: IpAddr, stranger: Place
 /// Whose connection this is by now, and the place that it takes.
 enum Standing {
     /// It has shown nothing yet.
-    Stranger { _place: Place },
+    Stranger(Option<Place>),
     /// One of this run's own places.
     Known {
         live: Arc<Live>,
@@ -176,6 +176,11 @@ fn settle(standing: &Mutex<Standing>, live: &Arc<Live>) -> bool {
     }
     match Arc::clone(&live.places).try_acquire_owned() {
         Ok(place) => {
+            if let Standing::Stranger(stranger) = &mut *standing
+                && let Some(stranger) = stranger.take()
+            {
+                stranger.known();
+            }
             *standing = Standing::Known {
                 live: Arc::clone(live),
                 _place: place,

@@ -2,6 +2,8 @@
 // `cfg(test)` is always so here; it tells clippy that helpers of tests may unwrap, too.
 #![cfg(test)]
 
+mod pod_world;
+mod pods;
 #[path = "../support/inputs.rs"]
 #[expect(
     dead_code,

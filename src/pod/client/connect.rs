@@ -33,8 +33,8 @@ pub(crate) type RequestBody = BoxBody<Bytes, hyper::Error>;
 
 /// How long a connection may take to be there, handshake included.
 const CONNECT: Duration = Duration::from_secs(10);
-/// Connections that wait for their next call. Each takes some 40 KiB.
-const IDLE: usize = 8;
+/// Connections that wait for their next call: as many as the gateway serves at once for one run. Each takes some 40 KiB.
+const IDLE: usize = 64;
 /// How long they wait: the gateway closes one that is silent for 30 s.
 const IDLE_FOR: Duration = Duration::from_secs(20);
 /// How long a connection may take to be ready again after its answer has ended: it is a matter of one turn.
