@@ -116,7 +116,8 @@ pub(super) fn url_rules(
 
     // A host that is plain text: letters, digits, dots and dashes, or an IPv6 address in brackets.
     let plain = "[A-Za-z0-9_][A-Za-z0-9._-]*";
-    let host = format!(r"(\[[0-9a-fA-F:.]+\]|{plain})(:[0-9]{{0,5}})?(/|$)");
+    let host =
+        format!(r"(\[[0-9a-fA-F.]*:[0-9a-fA-F.]*:[0-9a-fA-F:.]*\]|{plain})(:[0-9]{{0,5}})?(/|$)");
     let good_host =
         format!("^https://([^/]*@)?{host}|^ssh://({plain}(:[^/]*)?@)?{host}|^{plain}@{plain}:");
     let credential = if origin {

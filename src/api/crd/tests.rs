@@ -259,7 +259,6 @@ fn a01_a04_a05_a07_r07_r11_a_bad_run_gets_the_same_sentence_from_cel_and_code() 
         ("No_Proxy", env("No_Proxy"), format!("spec.agent.env[0].name: {RESERVED}")),
         ("GIT_CONFIG_COUNT", env("GIT_CONFIG_COUNT"), format!("spec.agent.env[0].name: {RESERVED}")),
         ("SANDBOXRUN_X", env("SANDBOXRUN_X"), format!("spec.agent.env[0].name: {RESERVED}")),
-        ("a variable twice", agent(json!({"env": [{"name": "A"}, {"name": "B"}, {"name": "A"}]})), "spec.agent.env: each variable can be given once: A".to_owned()),
         ("working directory elsewhere", agent(json!({"workingDir": "/etc"})), format!("spec.agent.workingDir: {WORKING_DIR}")),
         ("working directory beside", agent(json!({"workingDir": "/workspaces"})), format!("spec.agent.workingDir: {WORKING_DIR}")),
         ("working directory with dots", agent(json!({"workingDir": "/workspace/../etc"})), format!("spec.agent.workingDir: {WORKING_DIR}")),
