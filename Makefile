@@ -7,10 +7,10 @@ PACKAGES := gcc libc6-dev make git ca-certificates curl bubblewrap openssh-clien
 TARGET_DIR = $(or $(CARGO_TARGET_DIR),target)
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 
-.PHONY: help setup build quickstart test lint bench generate
+.PHONY: help setup build quickstart test lint bench generate e2e e2e-full images
 
 help: ## What there is
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 setup: ## Installs the Debian packages that are missing
 	@missing=$$(dpkg-query -W -f '$${Package} $${db:Status-Status}\n' $(PACKAGES) 2>/dev/null | awk '$$2 == "installed" {print $$1}' | \
@@ -37,9 +37,21 @@ lint: setup ## Format, clippy, and which crates may be in which program
 	@for crate in kube sqlx reqwest; do \
 	  ! cargo tree -e normal --no-default-features -i $$crate 2>/dev/null | grep -q . || { echo "$$crate must not be in the pod program"; exit 1; }; done
 
-generate: build ## CRDs and generated documents
+generate: build ## CRDs, generated documents, and what of the chart is generated
 	cargo run --quiet --bin sandboxrun -- crd --dir crds
 	cargo run --quiet --bin sandboxrun -- docs --dir docs
+	UPDATE_CHART=1 cargo test --quiet --test chart
+	e2e/cluster/build - helm
+	charts/install-yaml
+
+images: setup ## All images, without a container engine, as archives
+	e2e/images
+
+e2e: setup ## The operator on a real Kubernetes that is built from source (a KUBECONFIG that is set: on that one)
+	e2e/run
+
+e2e-full: setup ## The same, and every long test
+	E2E_FULL=1 e2e/run
 
 bench: setup ## Speed, against the rivals, in one table (docs/speed.md); ROWS="drift size" for some of it
 	RUSTFLAGS="-C target-feature=+crt-static" cargo build --profile pod --no-default-features --bin sandboxrun-pod --target $(HOST)
