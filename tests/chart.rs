@@ -164,10 +164,14 @@ fn a_value_that_makes_no_sense_is_refused_before_anything_is_installed() {
 fn the_operator_reads_the_settings_that_the_chart_writes() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("config.yaml");
-    fs::write(&file, values()["config"].to_string()).unwrap();
-    let written = Settings::read(&file).unwrap();
+    let read = |mut config: Value| {
+        config["pods"]["podImage"] = "pod".into(); // the chart puts it in
+        fs::write(&file, config.to_string()).unwrap();
+        Settings::read(&file).unwrap()
+    };
+    let written = read(values()["config"].clone());
     // Only where a volume of the chart is smaller may a default of the chart differ from the program's.
-    let ours = Settings::default();
+    let ours = read(serde_json::json!({"pods": {}}));
     let theirs = Settings {
         mirror: ours.mirror.clone(),
         ..written

@@ -67,6 +67,9 @@ readOnlyRootFilesystem: true
 {{- define "sandboxrun.config" -}}
 {{- $name := include "sandboxrun.name" . -}}
 {{- $ours := dict
+  "pods" (dict
+    "podImage" (include "sandboxrun.podImage" .) "podImagePullPolicy" .Values.podImage.pullPolicy
+    "operator" (dict "namespace" .Release.Namespace "podLabels" (include "sandboxrun.selector" . | fromYaml) "port" 8443))
   "watchNamespaces" .Values.watchNamespaces
   "record" (dict "file" "/var/lib/sandboxrun/record/record.db")
   "mirror" (dict "directory" "/var/lib/sandboxrun/mirror")
