@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
-PACKAGES := gcc libc6-dev make git ca-certificates curl bubblewrap openssh-client openssh-server
+PACKAGES := gcc libc6-dev make git ca-certificates curl bubblewrap openssh-client openssh-server lua5.4
 TARGET_DIR = $(or $(CARGO_TARGET_DIR),target)
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 

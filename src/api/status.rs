@@ -47,6 +47,10 @@ pub struct SandboxRunStatus {
     pub truncated: bool,
 }
 
+/// `observedGeneration` of a status that nobody has written: the CRD's default, so that kstatus does not take a run that
+/// nobody has looked at for one that is as it should be.
+pub const UNSEEN: i64 = -1;
+
 /// Where a run is. A column for people.
 #[derive(
     Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,

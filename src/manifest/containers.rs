@@ -5,12 +5,14 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
-    Capabilities, Container, EnvVar, ResourceRequirements, SecurityContext, Volume, VolumeMount,
+    Capabilities, Container, EnvVar, EnvVarSource, ObjectFieldSelector, ResourceRequirements,
+    SecurityContext, Volume, VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::api::resource;
 
 use super::pod::{
     AGENT, BROKER, PROVISION, WORKSPACE_VOLUME, gateway_url, runtime_default, scratch_volume,
+    seconds,
 };
 use super::{Gateway, Installation, ResolvedRun, Resources};
 use crate::api::{FetchableInput, Quantity, RunSpec, layout, relay_environment};
@@ -62,11 +64,20 @@ pub(super) fn own(
             image: Some(installation.pod_image.clone()),
             image_pull_policy: Some(installation.pod_image_pull_policy.as_str().to_owned()),
             command: Some(words),
-            env: Some(vec![EnvVar {
-                name: layout::CA_VARIABLE.to_owned(),
-                value: Some(literal(&gateway.ca)),
-                value_from: None,
-            }]),
+            env: Some(vec![
+                literal_var(layout::CA_VARIABLE, &gateway.ca),
+                EnvVar {
+                    name: layout::NODE_ADDRESSES_ENV.to_owned(),
+                    value: None,
+                    value_from: Some(EnvVarSource {
+                        field_ref: Some(ObjectFieldSelector {
+                            api_version: Some("v1".to_owned()),
+                            field_path: "status.hostIPs".to_owned(),
+                        }),
+                        ..EnvVarSource::default()
+                    }),
+                },
+            ]),
             resources: Some(requirements(&resources.requests, &resources.limits)),
             volume_mounts: Some(vec![
                 mount(WORKSPACE_VOLUME, layout::WORKSPACE),
@@ -84,10 +95,13 @@ pub(super) fn own(
     provision.extend(millis("--proof-millis", waits.proof));
     let mut broker = vec!["--exec-socket".to_owned(), layout::BROKER_SOCKET.to_owned()];
     broker.extend(millis("--repeat-millis", waits.repeat));
-    broker.extend([
-        "--budget-secs".to_owned(),
-        waits.collect.as_secs().to_string(),
-    ]);
+    for (flag, time) in [
+        ("--agent-wait-secs", waits.agent_gone),
+        ("--budget-secs", waits.collect),
+        ("--report-secs", waits.report),
+    ] {
+        broker.extend([flag.to_owned(), seconds(time).to_string()]);
+    }
     let own = &installation.own_resources;
     [
         common(PROVISION, "provision", &own.provision, provision),
@@ -114,6 +128,8 @@ pub(super) fn agent(
         &literal(&spec.agent.working_dir),
         "--grace-millis",
         &waits.grace.as_millis().to_string(),
+        "--grant-millis",
+        &waits.grant.as_millis().to_string(),
         "--gateway-millis",
         &waits.gateway.as_millis().to_string(),
         "--",
@@ -193,12 +209,16 @@ fn environment(run: &ResolvedRun<'_>) -> Vec<EnvVar> {
     all.retain(|(name, _)| own.iter().all(|var| var.name != *name));
     let own = own.iter().map(|var| (var.name.clone(), var.value.clone()));
     let all = all.into_iter().chain(own);
-    all.map(|(name, value)| EnvVar {
-        name,
-        value: Some(literal(&value)),
+    all.map(|(name, value)| literal_var(&name, &value))
+        .collect()
+}
+
+fn literal_var(name: &str, value: &str) -> EnvVar {
+    EnvVar {
+        name: name.to_owned(),
+        value: Some(literal(value)),
         value_from: None,
-    })
-    .collect()
+    }
 }
 
 /// A text that the kubelet hands on as it is: it would put the value of `A` in the place of `$(A)`, and make `$$` one

@@ -62,6 +62,63 @@ pub struct Installation {
     pub pod_labels: BTreeMap<String, String>,
 }
 
+/// A setting that makes no sense: its field, and what to write instead.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {message}")]
+pub struct SettingError {
+    /// Such as `waits.repeat`.
+    pub field: &'static str,
+    /// What to write instead.
+    pub message: &'static str,
+}
+
+impl Installation {
+    /// Whether the settings fit each other and what Kubernetes takes.
+    ///
+    /// # Errors
+    /// The first one that does not.
+    pub fn check(&self) -> Result<(), SettingError> {
+        let waits = &self.waits;
+        let ending = waits.grace + waits.collect + waits.report;
+        let rules = [
+            (
+                !self.pod_image.trim().is_empty(),
+                "podImage",
+                "must name the image of the pod program",
+            ),
+            (
+                (Duration::from_mins(10)..=Duration::from_hours(24)).contains(&self.token_lifetime),
+                "tokenLifetime",
+                "must be from 10m to 24h",
+            ),
+            (
+                self.termination_grace >= ending,
+                "terminationGrace",
+                "must be at least waits.grace, waits.collect and waits.report together",
+            ),
+            (
+                waits.repeat >= Duration::from_secs(1),
+                "waits.repeat",
+                "must be at least 1s",
+            ),
+            (
+                !self.operator.namespace.is_empty(),
+                "operator.namespace",
+                "must name the operator's namespace",
+            ),
+            (
+                !self.operator.pod_labels.is_empty(),
+                "operator.podLabels",
+                "must hold a label of the operator's pods: without one, runs could reach all pods there",
+            ),
+        ];
+        match rules.into_iter().find(|(good, ..)| !good) {
+            Some((_, field, message)) => Err(SettingError { field, message }),
+            None => Ok(()),
+        }
+    }
+}
+
 /// Where pods find the gateway. Not a setting: the operator makes the CA, and the Service has the address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gateway {
@@ -141,9 +198,18 @@ pub struct Waits {
     /// From SIGTERM to SIGKILL for the agent.
     #[serde(with = "duration_text")]
     pub grace: Duration,
+    /// How long the agent may still live once the pod is told to end; then what it left is not known.
+    #[serde(with = "duration_text")]
+    pub agent_gone: Duration,
     /// For reading drift and output.
     #[serde(with = "duration_text")]
     pub collect: Duration,
+    /// How long the gateway may take to hear what the run left.
+    #[serde(with = "duration_text")]
+    pub report: Duration,
+    /// How long the broker and the gateway may be away before the agent is granted its start.
+    #[serde(with = "duration_text")]
+    pub grant: Duration,
     /// How long the agent may live without its gateway.
     #[serde(with = "duration_text")]
     pub gateway: Duration,
@@ -155,7 +221,10 @@ impl Default for Waits {
             proof: Duration::from_secs(30),
             repeat: Duration::from_secs(15),
             grace: Duration::from_secs(10),
+            agent_gone: Duration::from_secs(20),
             collect: Duration::from_mins(2),
+            report: Duration::from_secs(20),
+            grant: Duration::from_mins(5),
             gateway: Duration::from_secs(30),
         }
     }
@@ -327,6 +396,27 @@ mod tests {
             assert_eq!(resources.requests.len(), 3);
             assert_eq!(resources.limits.len(), 3);
         }
+    }
+
+    #[test]
+    fn a_setting_that_makes_no_sense_is_refused_by_its_field() {
+        for (patch, field) in [
+            (json!({"podImage": " "}), "podImage"),
+            (json!({"tokenLifetime": "5m"}), "tokenLifetime"),
+            (json!({"terminationGrace": "149s"}), "terminationGrace"),
+            (json!({"waits": {"repeat": "500ms"}}), "waits.repeat"),
+            (json!({"operator": {"podLabels": {}}}), "operator.podLabels"),
+            (json!({"operator": {"namespace": ""}}), "operator.namespace"),
+        ] {
+            let mut all = json!({"podImage": "a"});
+            all.as_object_mut()
+                .unwrap()
+                .extend(patch.as_object().unwrap().clone());
+            let installation: Installation = serde_json::from_value(all).unwrap();
+            assert_eq!(installation.check().unwrap_err().field, field);
+        }
+        let installation: Installation = serde_json::from_value(json!({"podImage": "a"})).unwrap();
+        assert_eq!(installation.check(), Ok(()));
     }
 
     #[test]

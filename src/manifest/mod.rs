@@ -15,7 +15,8 @@ mod tests;
 
 pub use bounds::{ttl_after_finished, within_limits};
 pub use installation::{
-    Gateway, Installation, Limits, NodeAccess, Operator, OwnResources, PullPolicy, Resources, Waits,
+    Gateway, Installation, Limits, NodeAccess, Operator, OwnResources, PullPolicy, Resources,
+    SettingError, Waits,
 };
 pub use mutations::{mutations, rewritten_images};
 pub use names::{

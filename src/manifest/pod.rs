@@ -127,7 +127,7 @@ fn deadline(spec: &RunSpec, installation: &Installation) -> i64 {
 }
 
 /// Whole seconds, rounded up.
-fn seconds(duration: Duration) -> i64 {
+pub(super) fn seconds(duration: Duration) -> i64 {
     let more = u64::from(duration.subsec_nanos() > 0);
     i64::try_from(duration.as_secs().saturating_add(more)).unwrap_or(i64::MAX)
 }

@@ -85,6 +85,20 @@ fn made(spec: &RunSpec, installation: &Installation) -> Pod {
     pod(&run, Attempt::FIRST, installation, &gateway())
 }
 
+/// The words that a pod gives to the program are words that the program takes.
+#[test]
+fn the_pod_program_understands_its_commands() {
+    use clap::Parser as _;
+    for spec in [small(), whole()] {
+        let pod = made(&spec, &installation(&json!({})));
+        for container in containers(&pod) {
+            let command = container.command.as_ref().unwrap();
+            let parsed = crate::pod::Cli::try_parse_from(command);
+            assert!(parsed.is_ok(), "{}: {:?}", container.name, parsed.err());
+        }
+    }
+}
+
 fn containers(pod: &Pod) -> Vec<&Container> {
     let spec = pod.spec.as_ref().unwrap();
     let init = spec.init_containers.iter().flatten();
@@ -107,7 +121,7 @@ fn the_pod_of_a_run_that_uses_everything() {
         "podImagePullPolicy": "Always", "podImagePullSecrets": ["ours", "pull"],
         "podAnnotations": {"example.com/mesh": "off", "sandboxrun.dev/run-name": "forged"},
         "podLabels": {"team": "agents", "sandboxrun.dev/run": "forged"},
-        "waits": {"proof": "5s", "repeat": "1s"}, "terminationGrace": "20s", "tokenLifetime": "10m",
+        "waits": {"proof": "5s", "repeat": "1s", "grace": "2s", "collect": "10s", "report": "5s"}, "terminationGrace": "20s", "tokenLifetime": "10m",
     });
     insta::assert_yaml_snapshot!(made(&whole(), &installation(&set)));
 }

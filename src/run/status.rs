@@ -14,7 +14,7 @@ use crate::api::wire::{Change, Drift, DriftFacts, GitDir, HeadSeen, InputOutcome
 use crate::api::{
     Code, Condition, ConditionStatus, ConditionType, CredentialStatus, DriftCounts, DriftStatus,
     ErrorStatus, Failure, Fault as _, HeadStatus, Healing, InputStatus, OutputStatus, PathStatus,
-    Phase, Reason, RecordStatus, ResultStatus, RunUid, SandboxRunStatus, StatusSummary,
+    Phase, Reason, RecordStatus, ResultStatus, RunUid, SandboxRunStatus, StatusSummary, UNSEEN,
 };
 
 /// What a status may take: half of what the design allows, measured as JSON, since the API server stores it with
@@ -141,7 +141,8 @@ pub fn recorded_status(seen: &Observed, original: &RunUid) -> SandboxRunStatus {
 /// while resolving, resolved, trouble while starting, running, ended, recorded at last.
 #[must_use]
 pub fn write_due(written: Option<&SandboxRunStatus>, status: &SandboxRunStatus) -> bool {
-    let Some(written) = written else {
+    let seen = |written: &&SandboxRunStatus| written.observed_generation != Some(UNSEEN);
+    let Some(written) = written.filter(seen) else {
         return milestone(status) > 0;
     };
     // Another life, or another spec: the steps begin again.

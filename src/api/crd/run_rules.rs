@@ -7,11 +7,12 @@ use super::cel::{
     is_label, is_subdomain, matches, overlap, text, texts, url_rules,
 };
 use super::{At, at};
+use crate::api::UNSEEN;
 use crate::api::rules::{self, ONE_NAMED, TWO_NAMED};
 
 pub(super) fn table() -> Vec<At> {
     // A run that nobody has looked at yet is not what it should be: without this, kstatus calls it current.
-    let unseen = at("status").keyword("default", json!({"observedGeneration": -1}));
+    let unseen = at("status").keyword("default", json!({"observedGeneration": UNSEEN}));
     let mut table = vec![unseen, changes()];
     table.extend(inputs());
     table.extend(refs());
@@ -356,15 +357,16 @@ fn files() -> Vec<At> {
     ]
 }
 
-/// A number of bytes above 0.
+/// A number of bytes above 0. Less than one byte, which only a number without a unit can be, is none.
 fn bytes(subject: &str) -> String {
     format!(
-        "{} && {}",
+        "{} && {} && {}",
         matches(
             subject,
             r"^[0-9]{1,15}(\.[0-9]{1,3})?(k|M|G|T|Ki|Mi|Gi|Ti)?$"
         ),
-        matches(subject, "[1-9]")
+        matches(subject, "[1-9]"),
+        is_free_of(subject, r"^0+(\.[0-9]+)?$")
     )
 }
 

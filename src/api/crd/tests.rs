@@ -294,6 +294,7 @@ fn a01_a04_a05_a07_r07_r11_a_bad_run_gets_the_same_sentence_from_cel_and_code() 
         ("too many calls a minute", lookup(json!({"limits": {"perMinute": 1_000_000_001}})), format!("spec.lookups[0].limits.perMinute: {COUNT}")),
         ("bytes in small letters", lookup(json!({"limits": {"bytes": "10mi"}})), format!("spec.lookups[0].limits.bytes: {QUANTITY}")),
         ("no bytes", lookup(json!({"limits": {"bytes": "0"}})), format!("spec.lookups[0].limits.bytes: {QUANTITY}")),
+        ("a tenth of a byte", lookup(json!({"limits": {"bytes": "0.1"}})), format!("spec.lookups[0].limits.bytes: {QUANTITY}")),
         ("idle for two days", lookup(json!({"limits": {"idleTimeout": "48h"}})), format!("spec.lookups[0].limits.idleTimeout: {SHORT}")),
         ("an address", egress("10.0.0.1", None), format!("spec.egress.allow[0].host: {EGRESS}")),
         ("an address in disguise", egress("127.1", None), format!("spec.egress.allow[0].host: {EGRESS}")),

@@ -100,6 +100,13 @@ fn a_finished_run_in_full() {
 }
 
 #[test]
+fn a_status_that_nobody_wrote_asks_for_no_write() {
+    let default: SandboxRunStatus = serde_json::from_str(r#"{"observedGeneration": -1}"#).unwrap();
+    assert!(!write_due(Some(&default), &status(&observed(Vec::new()))));
+    assert!(write_due(Some(&default), &status(&observed(started()))));
+}
+
+#[test]
 fn the_same_facts_give_the_same_bytes_and_no_write() {
     let seen = observed(started());
     let first = status(&seen);
