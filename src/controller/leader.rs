@@ -127,7 +127,7 @@ impl Candidate {
     /// Renews until that fails for too long, or somebody else holds it. We stop before another may start.
     pub async fn hold(&self) -> LeaderError {
         let give_up = self.duration * 2 / 3;
-        let (mut renewed, mut last) = (Instant::now(), None);
+        let (mut renewed, mut trouble) = (Instant::now(), None);
         loop {
             tokio::time::sleep(self.duration / 3).await;
             let lost = |last| LeaderError::Lost {
@@ -142,9 +142,9 @@ impl Candidate {
                     if renewed.elapsed() >= give_up {
                         return lost(Some(error));
                     }
-                    last = Some(error);
+                    trouble = Some(error);
                 }
-                Err(_) => return lost(last),
+                Err(_) => return lost(trouble),
             }
         }
     }

@@ -348,7 +348,7 @@ impl Operator<'_> {
                 match record.prune(before.unwrap_or(Timestamp::MIN)).await {
                     Ok(0) => {}
                     Ok(runs) => {
-                        tracing::info!(runs, "ended runs past their retention were removed")
+                        tracing::info!(runs, "ended runs past their retention were removed");
                     }
                     Err(error) => {
                         let error = super::causes(&error);

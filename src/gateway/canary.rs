@@ -241,13 +241,11 @@ impl Canaries {
             let answers = tokio::time::timeout(DIAL, dialled).await.unwrap_or(false);
             (!answers).then_some(ours.canary.address)
         });
-        match join_all(dialled).await.into_iter().flatten().next() {
-            Some(down) => Err(CanaryError::Down(down)),
-            None => {
-                *confirmed_at = Some(began);
-                Ok(())
-            }
+        if let Some(down) = join_all(dialled).await.into_iter().flatten().next() {
+            return Err(CanaryError::Down(down));
         }
+        *confirmed_at = Some(began);
+        Ok(())
     }
 
     /// A fresh proof: our canaries, and what else must be closed.

@@ -143,9 +143,10 @@ impl Cluster {
 
 /// What the API server said.
 fn refused(error: &kube::Error) -> Failure {
-    let message = match error {
-        kube::Error::Api(status) => status.message.clone(),
-        other => crate::controller::causes(other),
+    let message = if let kube::Error::Api(status) = error {
+        status.message.clone()
+    } else {
+        crate::controller::causes(error)
     };
     Failure::new(Reason::ClusterUnusable, message)
 }
@@ -213,8 +214,8 @@ fn table(runs: &[SandboxRun], namespaces: bool, now: Timestamp) -> String {
         table.add_row(first.into_iter().chain(row));
     }
     let lines = table.lines().map(|line| {
-        let line = line.trim_end().to_owned();
-        line.strip_prefix(' ').map_or(line.clone(), str::to_owned) + "\n"
+        let line = line.trim_end();
+        line.strip_prefix(' ').unwrap_or(line).to_owned() + "\n"
     });
     lines.collect()
 }
