@@ -35,17 +35,14 @@ readOnlyRootFilesystem: true
 {{/* Rules on workloads: a ClusterRole, or a Role in each of watchNamespaces. */}}
 {{- define "sandboxrun.workloadRules" -}}
 - apiGroups: [sandboxrun.dev]
-  resources: [sandboxruns]
-  verbs: [get, list, watch]
+  resources: [sandboxruns] # delete: only those that say deleteAfterFinished
+  verbs: [get, list, watch, delete]
 - apiGroups: [sandboxrun.dev]
   resources: [sandboxruns/status]
-  verbs: [patch, update]
+  verbs: [patch]
 - apiGroups: [sandboxrun.dev]
   resources: [connectors]
   verbs: [get]
-- apiGroups: [sandboxrun.dev]
-  resources: [connectors/status]
-  verbs: [patch]
 - apiGroups: [""]
   resources: [secrets] # of connectors, at use: never listed, never watched
   verbs: [get]
@@ -54,13 +51,13 @@ readOnlyRootFilesystem: true
   verbs: [get, list, watch, create, delete]
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
-  verbs: [get, list, watch, create, update, patch, delete]
+  verbs: [list, watch, create, patch]
 - apiGroups: [""]
   resources: [namespaces] # an annotation switches inputs off
   verbs: [get]
 - apiGroups: [events.k8s.io]
   resources: [events]
-  verbs: [create, patch]
+  verbs: [create]
 {{- end -}}
 
 {{/* The operator's settings: `config` as it is, and what the chart itself decides. */}}
