@@ -7,7 +7,7 @@ PACKAGES := gcc libc6-dev make git ca-certificates curl bubblewrap openssh-clien
 TARGET_DIR = $(or $(CARGO_TARGET_DIR),target)
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 
-.PHONY: help setup build quickstart test lint bench generate e2e e2e-full images
+.PHONY: help bench-cluster setup build quickstart test lint bench generate e2e e2e-full images
 
 help: ## What there is
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -56,3 +56,6 @@ e2e-full: setup ## The same, and every long test
 bench: setup ## Speed, against the rivals, in one table (docs/speed.md); ROWS="drift size" for some of it
 	RUSTFLAGS="-C target-feature=+crt-static" cargo build --profile pod --no-default-features --bin sandboxrun-pod --target $(HOST)
 	SANDBOXRUN_POD_PROGRAM=$(TARGET_DIR)/$(HOST)/pod/sandboxrun-pod cargo bench --bench speed -- $(ROWS)
+
+bench-cluster: setup ## From a run to its pod, under load, on a real API server with fake nodes; ROWS="slow burst"
+	e2e/bench/run $(ROWS)
