@@ -161,6 +161,11 @@ pub struct Canary {
     pub tolerated: bool,
 }
 
+impl Canary {
+    /// How the name of a canary on the pod's own node begins.
+    pub const OWN_NODE: &str = "the pod's own node";
+}
+
 /// How a canary is tried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -27,14 +27,17 @@ use super::leader::{Candidate, LeaderError};
 use super::metrics::Metrics;
 use super::settings::{Settings, SettingsError};
 use super::sources::KubeSources;
+use crate::api::wire::NodeCanary;
 use crate::api::{Fault, Reason};
 use crate::audit::{Record, RecordError};
 use crate::gateway::{Canaries, CanaryError, CanaryPort, Gateway, InCluster};
 use crate::inputs::Inputs;
-use crate::manifest;
+use crate::manifest::{self, NodeAccess};
 
 /// The oldest Kubernetes that knows everything that a pod of a run needs: native sidecars are stable there.
 const OLDEST_MINOR: u32 = 33;
+/// Where the kubelet of a pod's own node listens.
+const KUBELET: u16 = 10250;
 /// Requests to the API server that may wait in this process.
 const REQUESTS: usize = 1024;
 /// Ended runs past their retention are looked for this often.
@@ -226,7 +229,10 @@ impl Operator<'_> {
                     })
                     .collect(),
                 closed,
-                node: None,
+                node: Some(NodeCanary {
+                    port: KUBELET,
+                    tolerated: settings.pods.node_access == NodeAccess::Warn,
+                }),
                 accepted: settings.policy.accept_unenforced,
             },
             self.tracker,

@@ -13,7 +13,9 @@ use tokio::time::Instant;
 use super::live::Live;
 use super::pod_api::append;
 use super::server::{Answer, Caller, PodRequest, json, read_json, refusal};
-use crate::api::wire::{AgentEnd, GrantLine, GrantRequest, Problem, ProofReport, ProvisionReport};
+use crate::api::wire::{
+    AgentEnd, Canary, GrantLine, GrantRequest, Problem, ProofReport, ProvisionReport,
+};
 use crate::api::{Fault as _, Reason};
 use crate::audit::{Event, Grant};
 
@@ -62,24 +64,18 @@ pub(super) async fn proof(request: PodRequest, caller: &Caller) -> Answer {
     let open = proof.judge(&report);
     let enforced = open.iter().all(|canary| canary.tolerated) && report.rounds >= PROOF_ROUNDS;
     let before = live.seen();
-    let done = || Ok(json(&serde_json::json!({})));
     if before.exit.is_some() {
-        return done(); // nobody is left to be held in
+        return Ok(taken()); // nobody is left to be held in
     }
     let alive = before.granted_at.is_some();
     let unproven = Duration::from_millis(report.unproven_millis);
     if enforced && before.proved == Some(true) && unproven < GAP {
         live.note_proved_again();
-        return done();
+        return Ok(taken());
     }
-    let names: Vec<String> = open
-        .iter()
-        .map(|c| format!("{} ({})", c.name, c.address))
-        .collect();
-    let detail = format!("reachable from inside the sandbox: {}", names.join(", "));
-    let not_proved = || Err(refusal(&Problem::new(403, Reason::CanaryOpen, detail, "")));
+    let not_proved = not_taken(&open);
     if !enforced && report.tries_again && !alive {
-        return not_proved(); // a fresh network that is still open: its last proof has the line
+        return Err(not_proved); // a fresh network that is still open: its last proof has the line
     }
     let mut events = vec![Event::PolicyProof {
         attempt: live.parts.attempt,
@@ -110,7 +106,24 @@ pub(super) async fn proof(request: PodRequest, caller: &Caller) -> Answer {
             seen.proved_at = Some(Instant::now());
         }
     });
-    if enforced { done() } else { not_proved() }
+    if enforced {
+        Ok(taken())
+    } else {
+        Err(not_proved)
+    }
+}
+
+fn taken() -> Response<Body> {
+    json(&serde_json::json!({}))
+}
+
+fn not_taken(open: &[Canary]) -> Response<Body> {
+    let names: Vec<String> = open
+        .iter()
+        .map(|c| format!("{} ({})", c.name, c.address))
+        .collect();
+    let detail = format!("reachable from inside the sandbox: {}", names.join(", "));
+    refusal(&Problem::new(403, Reason::CanaryOpen, detail, ""))
 }
 
 /// Gives the start grant: only on a whole workspace and a proved policy, and once, by the record's word.

@@ -327,7 +327,7 @@ impl Proof {
         report.nodes.is_empty().then(|| {
             let address = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), node.port);
             canary(
-                "the pod's own node, which was not tried".to_owned(),
+                format!("{}, which was not tried", Canary::OWN_NODE),
                 address,
                 Protocol::Tcp,
             )

@@ -230,7 +230,7 @@ impl Prover {
     fn node_canaries(&self, plan: &ProofPlan) -> Vec<Canary> {
         let node = plan.node.iter().flat_map(|node| {
             self.nodes.iter().map(|ip| Canary {
-                name: format!("the pod's own node {}", SocketAddr::new(*ip, node.port)),
+                name: format!("{} {}", Canary::OWN_NODE, SocketAddr::new(*ip, node.port)),
                 address: SocketAddr::new(*ip, node.port),
                 protocol: Protocol::Tcp,
                 tolerated: node.tolerated,

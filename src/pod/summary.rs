@@ -80,7 +80,9 @@ pub(super) fn of_outcome(outcome: &Outcome, exit: Option<&AgentExit>) -> String 
         AgentExit::NotStarted { message } => AgentExit::NotStarted {
             message: cut(&message, 60),
         },
-        other => other,
+        as_it_is @ (AgentExit::Exited { .. }
+        | AgentExit::Signalled { .. }
+        | AgentExit::Stopped { .. }) => as_it_is,
     });
     let message = |cut: Option<&str>, inputs| Summary {
         cut: cut.map(str::to_owned),

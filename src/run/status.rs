@@ -10,7 +10,7 @@ use super::conclude::in_words;
 use super::seen::{
     AttemptFacts, AttemptState, EndFacts, InputFacts, Observed, RecordFacts, ResolvedInput,
 };
-use crate::api::wire::{Change, Drift, DriftFacts, GitDir, HeadSeen, InputOutcome};
+use crate::api::wire::{Canary, Change, Drift, DriftFacts, GitDir, HeadSeen, InputOutcome};
 use crate::api::{
     Code, Condition, ConditionStatus, ConditionType, CredentialStatus, DriftCounts, DriftStatus,
     ErrorStatus, Failure, Fault as _, HeadStatus, Healing, InputStatus, OutputStatus, PathStatus,
@@ -595,12 +595,21 @@ fn policy_enforced(record: &RecordFacts, attempt: Option<&AttemptFacts>) -> Draf
         return Draft::new(False, "PolicyLost", message, Some(at));
     }
     match &attempt.proof {
-        Some((at, true, _)) => Draft::new(
-            True,
-            "Proved",
-            "no canary could be reached from inside",
-            Some(*at),
-        ),
+        Some((at, true, open)) => {
+            let reachable = open.join(", ");
+            if open.is_empty() {
+                let message = "no canary could be reached from inside";
+                Draft::new(True, "Proved", message, Some(*at))
+            } else if open.iter().all(|name| name.starts_with(Canary::OWN_NODE)) {
+                // Many network plugins exempt it from every policy.
+                let message = format!("no canary could be reached from inside, but {reachable}");
+                Draft::new(True, "Proved", message, Some(*at))
+            } else {
+                let message =
+                    format!("reachable from inside, as the administrator accepts: {reachable}");
+                Draft::new(False, "NotEnforcedAccepted", message, Some(*at))
+            }
+        }
         Some((at, false, open)) => {
             let message = format!("reachable from inside: {}", open.join(", "));
             Draft::new(False, "CanaryOpen", message, Some(*at))

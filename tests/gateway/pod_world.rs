@@ -386,10 +386,7 @@ impl Drop for Exec {
         if let Some(child) = &mut self.0 {
             // SIGTERM, so that it ends its agent as well.
             let pid = rustix::process::Pid::from_raw(child.id().try_into().unwrap()).unwrap();
-            drop(rustix::process::kill_process(
-                pid,
-                rustix::process::Signal::TERM,
-            ));
+            let _gone = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
             drop(child.wait());
         }
     }

@@ -221,17 +221,14 @@ impl Operator {
         kind: ConditionType,
         wanted: ConditionStatus,
     ) -> SandboxRunStatus {
-        self.until(
-            &format!("{kind:?}={wanted:?} of {name}"),
-            || async {
-                let status = self.status(name).await;
-                let has = status
-                    .conditions
-                    .iter()
-                    .any(|c| c.kind == kind && c.status == wanted);
-                has.then_some(status)
-            },
-        )
+        self.until(&format!("{kind:?}={wanted:?} of {name}"), || async {
+            let status = self.status(name).await;
+            let has = status
+                .conditions
+                .iter()
+                .any(|c| c.kind == kind && c.status == wanted);
+            has.then_some(status)
+        })
         .await
     }
 

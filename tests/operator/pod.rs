@@ -138,15 +138,13 @@ impl<'a> Played<'a> {
 
     /// Waits until somebody asks for its end.
     pub(crate) async fn is_deleted(&self) {
-        self.operator.until(
-            &format!("{} to be deleted", self.name()),
-            || async {
+        self.operator
+            .until(&format!("{} to be deleted", self.name()), || async {
                 let found = self.operator.pods().get_opt(&self.name()).await.unwrap();
                 let going = found.is_none_or(|pod| pod.metadata.deletion_timestamp.is_some());
                 going.then_some(())
-            },
-        )
-        .await;
+            })
+            .await;
     }
 
     /// The kubelet's token for it.
@@ -198,9 +196,8 @@ impl<'a> Played<'a> {
     ) -> reqwest::Response {
         let (client, token) = (self.client(), self.token().await);
         let url = format!("{}{path}", self.operator.gateway);
-        self.operator.until(
-            &format!("an answer to {path}"),
-            || async {
+        self.operator
+            .until(&format!("an answer to {path}"), || async {
                 let mut request = client
                     .request(method.parse().unwrap(), &url)
                     .header(TOKEN_HEADER, &token);
@@ -209,9 +206,8 @@ impl<'a> Played<'a> {
                 }
                 let answer = request.send().await.ok()?;
                 (answer.status() != 503).then_some(answer)
-            },
-        )
-        .await
+            })
+            .await
     }
 
     async fn post(&self, path: &str, body: Value) -> reqwest::Response {

@@ -11,6 +11,7 @@
 
 mod agent;
 mod collect;
+mod in_pod;
 mod provision;
 mod relay;
 mod repository;
