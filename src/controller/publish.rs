@@ -54,10 +54,7 @@ pub(super) async fn status(
             return Ok(Some(since + SETTLED));
         }
     }
-    if tell(desk, life, &status).await {
-        // Events are for people: one that gets lost is not tried again.
-        tracing::debug!(uid = %life.key.uid, "an event was made");
-    }
+    tell(desk, life, &status).await;
     write(desk, &life.key, life.written.as_deref(), &status).await?;
     tracing::info!(namespace = %life.key.namespace, name = %life.key.name, uid = %life.key.uid,
         phase = ?status.phase, reason = %status.summary.reason, "a run's state was shown");
@@ -124,7 +121,17 @@ pub(super) async fn undecodable(
     if life.written.as_deref() == Some(&status) {
         return Ok(None);
     }
-    write(desk, &life.key, life.written.as_deref(), &status).await?;
+    match write(desk, &life.key, life.written.as_deref(), &status).await {
+        // Some objects are so wrong that the API server takes no status for them either (a rule of the CRD meets another
+        // type than it is made for). An event is what is left.
+        Err(CallError::Refused { status: said, .. }) if said.is_invalid() => {
+            tracing::error!(namespace = %life.key.namespace, name = %life.key.name, error = %failure.message,
+                "a run does not decode, and the API server takes no status for it");
+        }
+        Err(error) => return Err(error),
+        Ok(()) => {}
+    }
+    tell(desk, life, &status).await;
     life.written = Some(Arc::new(status));
     Ok(None)
 }
@@ -177,8 +184,8 @@ fn difference(old: Option<Value>, new: Value) -> Value {
     }
 }
 
-/// One event for the end of a run, and one for each trouble that it waits with. Whether there was something to tell.
-async fn tell(desk: &Desk, life: &mut Life, status: &SandboxRunStatus) -> bool {
+/// One event for the end of a run, and one for each trouble that it waits with. One that gets lost is not tried again.
+async fn tell(desk: &Desk, life: &mut Life, status: &SandboxRunStatus) {
     let (kind, reason, note) = match (&status.error, status.phase) {
         (Some(error), _) => {
             let note = format!("{}: {}", error.message, error.hint);
@@ -192,11 +199,11 @@ async fn tell(desk: &Desk, life: &mut Life, status: &SandboxRunStatus) -> bool {
             let note = format!("the agent ended well{drift}");
             ("Normal", "Succeeded".to_owned(), note)
         }
-        (None, _) => return false,
+        (None, _) => return,
     };
     let about = format!("{reason} {}", status.finished_at.is_some());
     if life.told.as_ref() == Some(&about) {
-        return false;
+        return;
     }
     let event = event(desk, &life.key, status, kind, &reason, &note);
     let api: Api<EventObject> = Api::namespaced(desk.client.clone(), life.key.namespace.as_str());
@@ -206,7 +213,6 @@ async fn tell(desk: &Desk, life: &mut Life, status: &SandboxRunStatus) -> bool {
     let result = made.as_ref().map_or_else(CallError::result, |()| "ok");
     desk.metrics.api_request("event_create", result);
     life.told = Some(about);
-    true
 }
 
 fn event(

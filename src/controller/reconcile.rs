@@ -152,7 +152,10 @@ impl Look<'_> {
             {
                 batch.push(announced(self.life, *attempt));
             }
+            let wrote = !batch.is_empty();
             let rested = match self.flush(batch).await {
+                // What was written counts with its own time, and is seen by those who look: once more.
+                Ok(()) if wrote && is_rest(&action) => None,
                 Ok(()) => self
                     .act(action, ready, &seen)
                     .await
@@ -430,7 +433,14 @@ impl Look<'_> {
     /// K02: the status of a run says that it has ended, and the record does not know it. What has ended does not begin
     /// again on the strength of a record that was lost.
     fn is_lost(&self) -> bool {
-        let over = |status: &SandboxRunStatus| status.finished_at.is_some();
+        let uid = self.life.key.uid.as_str();
+        let over = |status: &SandboxRunStatus| {
+            let own = status
+                .record
+                .as_ref()
+                .is_some_and(|record| record.id == uid);
+            own && status.finished_at.is_some()
+        };
         !self.life.is_recorded() && self.life.written.as_deref().is_some_and(over)
     }
 
@@ -478,6 +488,10 @@ pub(super) enum Flush {
     Again,
     /// The record cannot be written.
     Trouble,
+}
+
+fn is_rest(action: &Action) -> bool {
+    matches!(action, Action::Wait(_) | Action::Collect(..) | Action::Done)
 }
 
 fn ended_with(event: &Event) -> Option<Option<Failure>> {

@@ -261,7 +261,6 @@ impl Operator<'_> {
         let first = door.first().copied();
         let first = first.ok_or_else(|| StartError::Cluster(self.without_address()))?;
         let address = SocketAddr::new(first, settings.gateway.port);
-        let known = lives.clone();
         let desk = Desk::new(DeskParts {
             client: self.client.clone(),
             gateway,
@@ -280,7 +279,6 @@ impl Operator<'_> {
             instance: self.place.pod.clone(),
         });
         desk.work(stop, || {
-            known.are_whole();
             ready.set(true);
             tracing::info!("ready");
         })

@@ -6,6 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
@@ -148,7 +149,9 @@ impl Cluster {
     async fn fill(&self) {
         let client = self.client().await;
         let began = Instant::now();
-        while client.apiserver_version().await.is_err() {
+        // The last thing that it does at its start is to make itself known.
+        let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), "default");
+        while slices.get("kubernetes").await.is_err() {
             let log = std::fs::read_to_string(self.kubeconfig.with_file_name("api.log"));
             let log = log.unwrap_or_default();
             assert!(

@@ -1,6 +1,6 @@
 //! Lives of runs that go as they should, and as users want them to.
 
-use sandboxrun::api::{ConditionStatus, ConditionType, Phase};
+use sandboxrun::api::{Condition, ConditionStatus, ConditionType, Phase};
 use serde_json::json;
 
 use super::operator::Operator;
@@ -14,13 +14,14 @@ async fn a_run_goes_from_its_object_to_its_end_in_five_writes_and_one_event() {
     let pod = operator.pod(&run, 1).await;
     let grant = pod.up().await;
     let status = operator
-        .when(
-            "nightly",
-            ConditionType::PolicyEnforced,
-            ConditionStatus::True,
-        )
+        .until("the agent to run", || async {
+            let status = operator.status("nightly").await;
+            (status.phase == Phase::Running).then_some(status)
+        })
         .await;
-    assert_eq!(status.phase, Phase::Running);
+    let enforced = |c: &&Condition| c.kind == ConditionType::PolicyEnforced;
+    let enforced = status.conditions.iter().find(enforced).unwrap();
+    assert_eq!(enforced.status, ConditionStatus::True);
     pod.end('a', json!({"end": "exited", "code": 0})).await;
     drop(grant);
     pod.report().await;

@@ -25,17 +25,19 @@ async fn a02_an_object_past_the_rules_fails_alone() {
     crds.patch(name, &params, &Patch::Merge(&loose))
         .await
         .unwrap();
-    let resource = kube::api::ApiResource::erase::<sandboxrun::api::SandboxRun>(&());
-    let runs: Api<DynamicObject> =
-        Api::namespaced_with(operator.client.clone(), &operator.namespace, &resource);
+    let runs = operator.runs_untyped();
     let bad = |name: &str, spec: Value| {
         let object = json!({"apiVersion": "sandboxrun.dev/v1alpha1", "kind": "SandboxRun", "metadata": {"name": name}, "spec": spec});
         serde_json::from_value::<DynamicObject>(object).unwrap()
     };
     let agent = json!({"image": "i", "command": ["true"]});
-    let undecodable = bad(
+    let number = bad(
         "number",
         json!({"agent": {"image": "i", "command": ["true"], "timeout": 1}}),
+    );
+    let undecodable = bad(
+        "word",
+        json!({"agent": agent, "policy": {"onDrift": "Perhaps"}}),
     );
     let broken = bad(
         "broken",
@@ -51,6 +53,7 @@ async fn a02_an_object_past_the_rules_fails_alone() {
         })
         .await;
     runs.create(&PostParams::default(), &broken).await.unwrap();
+    runs.create(&PostParams::default(), &number).await.unwrap();
     let strict = json!({"spec": strict.data["spec"]});
     crds.patch(name, &params, &Patch::Merge(&strict))
         .await
@@ -60,7 +63,7 @@ async fn a02_an_object_past_the_rules_fails_alone() {
     operator.pod(&good, 1).await.lives_well().await;
     assert_eq!(operator.reason("good").await, "Succeeded");
     for (name, says) in [
-        ("number", "spec.agent.timeout"),
+        ("word", "spec.policy.onDrift"),
         ("broken", "set exactly one of branch, tag, commit, name"),
     ] {
         let status = operator
@@ -80,7 +83,15 @@ async fn a02_an_object_past_the_rules_fails_alone() {
         runs.delete(name, &kube::api::DeleteParams::default())
             .await
             .unwrap();
-    }
+    } // The API server takes no status for this one.
+    let number = operator.runs_untyped().get("number").await.unwrap();
+    operator
+        .until("an event about it", || async {
+            let events = operator.events_of(number.metadata.uid.as_deref()).await;
+            let note = events.first()?.note.clone()?;
+            note.contains("spec.agent.timeout").then_some(())
+        })
+        .await;
 }
 
 /// O06: a switch that does something.

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::events::v1::Event;
-use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{
+    Api, ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams,
+};
 use kube::{Client, ResourceExt as _};
 use sandboxrun::api::{ConditionStatus, ConditionType, SandboxRun, SandboxRunStatus};
 use sandboxrun::audit::{Entry, Record};
@@ -153,6 +155,11 @@ impl Operator {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
+    pub(crate) fn runs_untyped(&self) -> Api<DynamicObject> {
+        let resource = ApiResource::erase::<SandboxRun>(&());
+        Api::namespaced_with(self.client.clone(), &self.namespace, &resource)
+    }
+
     pub(crate) fn pods(&self) -> Api<Pod> {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
@@ -250,10 +257,13 @@ impl Operator {
     }
 
     pub(crate) async fn events(&self, run: &SandboxRun) -> Vec<Event> {
+        self.events_of(run.metadata.uid.as_deref()).await
+    }
+
+    pub(crate) async fn events_of(&self, uid: Option<&str>) -> Vec<Event> {
         let events: Api<Event> = Api::namespaced(self.client.clone(), &self.namespace);
-        let uid = run.uid();
         let list = events.list(&ListParams::default()).await.unwrap();
-        let of = |event: &Event| event.regarding.as_ref().and_then(|r| r.uid.clone()) == uid;
+        let of = |event: &Event| event.regarding.as_ref().and_then(|r| r.uid.as_deref()) == uid;
         list.items.into_iter().filter(of).collect()
     }
 
