@@ -10,4 +10,6 @@
 mod chart;
 mod main_job;
 mod manifests;
+mod sandbox;
 mod support;
+mod verbs;
