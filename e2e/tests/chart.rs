@@ -226,7 +226,6 @@ fn helm_test_proves_that_policies_are_enforced() {
             "sandboxrun",
             "-n",
             OPERATOR,
-            "--logs",
             "--timeout",
             "120s",
         ],

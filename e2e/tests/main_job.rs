@@ -3,7 +3,7 @@
 
 use serde_json::json;
 
-use crate::support::{Space, canaries, condition, holds, kubectl, run};
+use crate::support::{Space, canaries, condition, holds, program, run, setting};
 
 const AGENT: &str = r#"
 set -e
@@ -22,7 +22,7 @@ env
 #[ignore = "needs a cluster: make e2e"]
 fn the_main_job_from_apply_to_ready() {
     let space = Space::new("main");
-    let forge = crate::support::setting("E2E_FORGE");
+    let forge = setting("E2E_FORGE");
     let spec = json!({
         "inputs": [
             {"name": "app", "repository": "acme/app", "connector": "forge", "ref": {"branch": "main"}},
@@ -40,10 +40,9 @@ fn the_main_job_from_apply_to_ready() {
     assert_eq!(status["phase"], "Succeeded");
     assert_eq!(status["attempt"], 1);
     assert_eq!(status["result"]["exitCode"], 0);
-    assert_eq!(
-        status["result"]["output"]["value"],
-        json!({"ticket": "DEMO-1", "fixed": true})
-    );
+    let output = status["result"]["output"]["value"].as_str().unwrap();
+    let output: serde_json::Value = serde_json::from_str(output).unwrap();
+    assert_eq!(output, json!({"ticket": "DEMO-1", "fixed": true}));
     for kind in [
         "Complete",
         "InputsResolved",
@@ -86,21 +85,12 @@ fn the_main_job_from_apply_to_ready() {
     assert!(log.contains(commit.get(..7).unwrap()), "{log}");
     assert!(log.contains("DEMO-1"), "{log}");
 
-    let record = kubectl(&[
-        "-n",
-        crate::support::OPERATOR,
-        "exec",
-        "deployment/sandboxrun",
-        "--",
-        "sandboxrun",
-        "audit",
-        "--record",
-        "/var/lib/sandboxrun/record/record.db",
-        "show",
-        "--namespace",
-        space.name(),
-        "fix",
-    ]);
+    let uid = ended["metadata"]["uid"].as_str().unwrap();
+    let record = program(
+        &setting("E2E_PROGRAM"),
+        &["audit", "show", "--cluster", uid],
+        "",
+    );
     assert!(record.ok && record.out.contains(&commit), "{record:?}");
     for canary in canaries() {
         for (place, text) in [

@@ -6,7 +6,7 @@ use crate::support::{Space, canaries, run, setting};
 
 /// Tries an address by TCP (connect) and UDP (a datagram that is answered); prints `open HOST PORT` for what answers.
 const PROBE: &str = r#"
-use strict; use Socket; use IO::Select;
+use strict; use Socket qw(:DEFAULT inet_pton pack_sockaddr_in6);
 $SIG{ALRM} = sub { die "late\n" };
 for my $target (@ARGV) {
   my ($kind, $host, $port) = split /,/, $target;
@@ -31,13 +31,30 @@ print "done\n";
 fn g06_an_agent_reaches_nothing_but_its_relay() {
     let space = Space::new("reach");
     let service = |namespace: &str, name: &str| {
-        let args = ["-n", namespace, "get", "service", name, "-o", "jsonpath={.spec.clusterIP}"];
+        let args = [
+            "-n",
+            namespace,
+            "get",
+            "service",
+            name,
+            "-o",
+            "jsonpath={.spec.clusterIP}",
+        ];
         crate::support::kubectl(&args).good()
     };
     let operator = service(crate::support::OPERATOR, "sandboxrun");
-    let pods = ["get", "pods", "-A", "-o", "jsonpath={range .items[*]}{.status.podIP},{.status.hostIP}{\"\\n\"}{end}"];
+    let pods = [
+        "get",
+        "pods",
+        "-A",
+        "-o",
+        "jsonpath={range .items[*]}{.status.podIP},{.status.hostIP}{\"\\n\"}{end}",
+    ];
     let pods = crate::support::kubectl(&pods).good();
-    let (pod, node) = pods.lines().find_map(|line| line.split_once(',').filter(|(ip, _)| !ip.is_empty())).unwrap();
+    let (pod, node) = pods
+        .lines()
+        .find_map(|line| line.split_once(',').filter(|(ip, _)| !ip.is_empty()))
+        .unwrap();
     let forge = setting("E2E_FORGE").replace("https://", "");
     let mut targets = vec![
         format!("tcp,{},443", service("default", "kubernetes")),
@@ -60,19 +77,29 @@ fn g06_an_agent_reaches_nothing_but_its_relay() {
         "cat > /tmp/probe.pl <<'PROBE'\n{PROBE}\nPROBE\nperl /tmp/probe.pl tcp,127.0.0.1,7070 {}\n\
          curl -s -o /dev/null -w 'name %{{http_code}}\\n' --max-time 5 --noproxy '*' https://example.com/ || echo 'no name'\n\
          curl -s -w 'proxy %{{http_connect}}\\n' --max-time 5 https://{forge}/healthz || echo 'proxy refused'\n\
-         ls /var/run/secrets/kubernetes.io 2>&1; ls /var/run/sandboxrun /baseline 2>&1\n",
+         ls /var/run/secrets/kubernetes.io 2>&1; ls /var/run/sandboxrun /baseline 2>&1; true\n",
         targets.join(" ")
     );
     space.apply(&run("out", &script, &json!({}))).good();
     space.succeeded(180, "out");
     let log = space.agent_log("out");
-    let open: Vec<&str> = log.lines().filter(|line| line.starts_with("open ")).collect();
+    let open: Vec<&str> = log
+        .lines()
+        .filter(|line| line.starts_with("open "))
+        .collect();
     assert_eq!(open, ["open tcp 127.0.0.1 7070"], "{log}");
     for line in ["no raw socket", "done", "no name", "proxy refused"] {
         assert!(log.lines().any(|found| found == line), "{line}: {log}");
     }
-    for place in ["/var/run/secrets/kubernetes.io", "/var/run/sandboxrun", "/baseline"] {
-        assert!(log.contains(&format!("cannot access '{place}'")), "{place}: {log}");
+    for place in [
+        "/var/run/secrets/kubernetes.io",
+        "/var/run/sandboxrun",
+        "/baseline",
+    ] {
+        assert!(
+            log.contains(&format!("cannot access '{place}'")),
+            "{place}: {log}"
+        );
     }
     // the node is exempt on most plugins; that it is, is a fact of the run
     let _ = node;
@@ -96,11 +123,39 @@ fn c05_no_credential_is_anywhere_in_what_a_run_leaves() {
     space.succeeded(180, "leak");
     let everything = [
         ("pods", space.kubectl(&["get", "pods", "-o", "yaml"]).good()),
-        ("the run", space.kubectl(&["get", "sandboxruns,connectors", "-o", "yaml"]).good()),
-        ("events", space.kubectl(&["get", "events", "-o", "yaml"]).good()),
+        (
+            "the run",
+            space
+                .kubectl(&["get", "sandboxruns,connectors", "-o", "yaml"])
+                .good(),
+        ),
+        (
+            "events",
+            space.kubectl(&["get", "events", "-o", "yaml"]).good(),
+        ),
         ("the agent's log", space.agent_log("leak")),
-        ("all logs", space.kubectl(&["logs", "-l", "sandboxrun.dev/run", "--all-containers", "--tail=-1"]).good()),
-        ("the operator's log", crate::support::kubectl(&["-n", crate::support::OPERATOR, "logs", "deployment/sandboxrun"]).good()),
+        (
+            "all logs",
+            space
+                .kubectl(&[
+                    "logs",
+                    "-l",
+                    "sandboxrun.dev/run",
+                    "--all-containers",
+                    "--tail=-1",
+                ])
+                .good(),
+        ),
+        (
+            "the operator's log",
+            crate::support::kubectl(&[
+                "-n",
+                crate::support::OPERATOR,
+                "logs",
+                "deployment/sandboxrun",
+            ])
+            .good(),
+        ),
     ];
     for canary in canaries() {
         for (place, text) in &everything {

@@ -16,18 +16,40 @@ fn kubectl_shows_and_waits_for_runs() {
     space.kubectl_with(&apply, &good).good();
     space.kubectl_with(&apply, &good).good();
     space.apply(&run("bad", "exit 3", &json!({}))).good();
-    for (name, condition) in [("good", "Complete"), ("good", "Drifted"), ("bad", "Failed"), ("good", "Ready")] {
+    for (name, condition) in [
+        ("good", "Complete"),
+        ("good", "Drifted"),
+        ("bad", "Failed"),
+        ("good", "Ready"),
+    ] {
         let condition = format!("--for=condition={condition}");
         let object = format!("sandboxrun/{name}");
-        space.kubectl(&["wait", &condition, &object, "--timeout=90s"]).good();
+        space
+            .kubectl(&["wait", &condition, &object, "--timeout=90s"])
+            .good();
     }
 
     let table = space.kubectl(&["get", "sbr"]).good();
     let header: Vec<&str> = table.lines().next().unwrap().split_whitespace().collect();
-    assert_eq!(header, ["NAME", "PHASE", "REASON", "INPUTS", "DRIFT", "EXIT", "AGE"]);
-    let row = |name: &str| table.lines().find(|line| line.starts_with(name)).unwrap().to_owned();
-    assert!(row("good").contains("Succeeded") && row("good").contains(" 0 "), "{table}");
-    assert!(row("bad").contains("Failed") && row("bad").contains(" 3 "), "{table}");
+    assert_eq!(
+        header,
+        ["NAME", "PHASE", "REASON", "INPUTS", "DRIFT", "EXIT", "AGE"]
+    );
+    let row = |name: &str| {
+        table
+            .lines()
+            .find(|line| line.starts_with(name))
+            .unwrap()
+            .to_owned()
+    };
+    assert!(
+        row("good").contains("Succeeded") && row("good").contains(" 0 "),
+        "{table}"
+    );
+    assert!(
+        row("bad").contains("Failed") && row("bad").contains(" 3 "),
+        "{table}"
+    );
     let wide = space.kubectl(&["get", "sandboxruns", "-o", "wide"]).good();
     for column in ["POD", "NODE", "DURATION"] {
         assert!(wide.lines().next().unwrap().contains(column), "{wide}");
@@ -38,16 +60,34 @@ fn kubectl_shows_and_waits_for_runs() {
     let described = space.kubectl(&["describe", "sandboxrun", "bad"]).good();
     assert!(described.contains("sandbox.agent_failed"), "{described}");
     let explained = kubectl(&["explain", "sandboxrun.spec.inputs.ref"]).good();
-    assert!(explained.contains("branch") && explained.contains("refs/heads/"), "{explained}");
+    assert!(
+        explained.contains("branch") && explained.contains("refs/heads/"),
+        "{explained}"
+    );
 
     // `diff` of what is applied says nothing; a changed spec is refused with a sentence, a changed switch is taken
-    assert!(space.kubectl_with(&["diff", "--server-side", "-f", "-"], &good).ok);
+    assert!(
+        space
+            .kubectl_with(&["diff", "--server-side", "-f", "-"], &good)
+            .ok
+    );
     let patch = ["patch", "sandboxrun", "good", "--type=merge", "-p"];
     let edit = |spec: &str| space.kubectl(&[&patch[..], &[spec]].concat());
     let said = edit(r#"{"spec": {"agent": {"image": "other"}}}"#).refused();
-    assert!(said.contains("cannot be changed: make a new SandboxRun, under another name"), "{said}");
+    assert!(
+        said.contains("cannot be changed: make a new SandboxRun, under another name"),
+        "{said}"
+    );
     edit(r#"{"spec": {"ttlAfterFinished": "48h"}}"#).good();
-    space.kubectl(&["delete", "sandboxrun", "good", "--wait=true", "--timeout=60s"]).good();
+    space
+        .kubectl(&[
+            "delete",
+            "sandboxrun",
+            "good",
+            "--wait=true",
+            "--timeout=60s",
+        ])
+        .good();
 }
 
 #[test]
@@ -57,10 +97,22 @@ fn the_command_line_shows_the_same_run() {
     let spec = json!({"inputs": [{"name": "app", "repository": "acme/app", "connector": "forge"}]});
     space.apply(&run("fix", "echo hello", &spec)).good();
     let ended = space.succeeded(120, "fix");
-    let commit = ended["status"]["inputs"][0]["commit"].as_str().unwrap().to_owned();
-    let sandboxrun = |args: &[&str]| program(&setting("E2E_PROGRAM"), &[args, &["-n", space.name()]].concat(), "");
+    let commit = ended["status"]["inputs"][0]["commit"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    let sandboxrun = |args: &[&str]| {
+        program(
+            &setting("E2E_PROGRAM"),
+            &[args, &["-n", space.name()]].concat(),
+            "",
+        )
+    };
     assert!(sandboxrun(&["list"]).good().contains("fix"));
     let page = sandboxrun(&["status", "fix"]).good();
-    assert!(page.contains("Succeeded") && page.contains(commit.get(..7).unwrap()), "{page}");
+    assert!(
+        page.contains("Succeeded") && page.contains(commit.get(..7).unwrap()),
+        "{page}"
+    );
     assert!(sandboxrun(&["logs", "fix"]).good().contains("hello"));
 }
