@@ -221,14 +221,7 @@ fn o05_the_operator_may_do_what_is_documented_and_nothing_else() {
 fn helm_test_proves_that_policies_are_enforced() {
     let said = program(
         "helm",
-        &[
-            "test",
-            "sandboxrun",
-            "-n",
-            OPERATOR,
-            "--timeout",
-            "120s",
-        ],
+        &["test", "sandboxrun", "-n", OPERATOR, "--timeout", "120s"],
         "",
     );
     assert!(said.ok, "{}{}", said.out, said.err);

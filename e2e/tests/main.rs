@@ -8,6 +8,7 @@
 #![cfg(test)]
 
 mod chart;
+mod lifecycle;
 mod main_job;
 mod manifests;
 mod sandbox;
