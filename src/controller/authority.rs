@@ -95,6 +95,12 @@ pub enum AuthorityError {
         #[source]
         source: kube::Error,
     },
+    /// The API server does not answer.
+    #[error("the secret `{secret}` of the gateway's CA could not be read in time")]
+    Late {
+        /// Its name.
+        secret: String,
+    },
     /// What it holds is no CA.
     #[error(
         "the secret `{secret}` holds no usable CA at key `{key}`: empty it, and a new one is made"
@@ -116,7 +122,9 @@ pub enum AuthorityError {
 impl Fault for AuthorityError {
     fn reason(&self) -> Reason {
         match self {
-            Self::Secret { .. } | Self::Damaged { .. } => Reason::ClusterUnusable,
+            Self::Secret { .. } | Self::Late { .. } | Self::Damaged { .. } => {
+                Reason::ClusterUnusable
+            }
             Self::Make(_) | Self::Serve(_) => Reason::Bug,
         }
     }
@@ -128,6 +136,7 @@ pub struct Authority {
     secrets: Api<Secret>,
     secret: String,
     addresses: Vec<IpAddr>,
+    timeout: Duration,
     shown: Arc<RwLock<Shown>>,
 }
 
@@ -146,14 +155,16 @@ impl Authority {
         secrets: Api<Secret>,
         secret: &str,
         addresses: Vec<IpAddr>,
+        timeout: Duration,
         now: Timestamp,
     ) -> Result<Self, AuthorityError> {
-        let kept = settle(&secrets, secret, now).await?;
+        let kept = settled(&secrets, secret, timeout, now).await?;
         let shown = show(&kept, &addresses, now)?;
         Ok(Self {
             secrets,
             secret: secret.to_owned(),
             addresses,
+            timeout,
             shown: Arc::new(RwLock::new(shown)),
         })
     }
@@ -196,7 +207,7 @@ impl Authority {
     }
 
     async fn renew(&self, now: Timestamp) -> Result<(), AuthorityError> {
-        let kept = settle(&self.secrets, &self.secret, now).await?;
+        let kept = settled(&self.secrets, &self.secret, self.timeout, now).await?;
         let shown = show(&kept, &self.addresses, now)?;
         *self.shown.write().unwrap_or_else(PoisonError::into_inner) = shown;
         Ok(())
@@ -208,6 +219,21 @@ impl ResolvesServerCert for Authority {
         let shown = self.shown.read().unwrap_or_else(PoisonError::into_inner);
         Some(Arc::clone(&shown.key))
     }
+}
+
+/// [`settle`], within this time.
+async fn settled(
+    secrets: &Api<Secret>,
+    name: &str,
+    timeout: Duration,
+    now: Timestamp,
+) -> Result<Kept, AuthorityError> {
+    let late = |_| AuthorityError::Late {
+        secret: name.to_owned(),
+    };
+    tokio::time::timeout(timeout, settle(secrets, name, now))
+        .await
+        .map_err(late)?
 }
 
 /// Reads what is kept and takes the step that is due. A write that lost a race is decided anew.

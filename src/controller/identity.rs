@@ -19,9 +19,8 @@ use tokio::time::Instant;
 
 use crate::api::sha256_hex;
 use crate::gateway::{Identified, Identity, Live};
+use crate::manifest::AUDIENCE;
 
-/// The audience of the tokens of run pods.
-pub const AUDIENCE: &str = "sandboxrun-gateway";
 /// How long a review counts: each lookup of an agent would be one otherwise.
 const CACHED: Duration = Duration::from_secs(10);
 /// Reviews at once; more wait.

@@ -97,7 +97,7 @@ impl Candidate {
         loop {
             match self.read().await {
                 Ok(None) => {
-                    if self.write(None).await.is_ok() {
+                    if self.take(None).await {
                         return;
                     }
                 }
@@ -111,7 +111,7 @@ impl Candidate {
                             since.elapsed() >= self.duration
                         }
                     };
-                    if vacant && self.write(Some(lease)).await.is_ok() {
+                    if vacant && self.take(Some(lease)).await {
                         return;
                     }
                 }
@@ -134,9 +134,10 @@ impl Candidate {
                 lease: self.lease.clone(),
                 last,
             };
+            let asked = Instant::now();
             let renewal = tokio::time::timeout_at(renewed + give_up, self.renew());
             match renewal.await {
-                Ok(Ok(true)) => renewed = Instant::now(),
+                Ok(Ok(true)) => renewed = asked,
                 Ok(Ok(false)) => return LeaderError::Taken(self.lease.clone()),
                 Ok(Err(error)) => {
                     if renewed.elapsed() >= give_up {
@@ -166,6 +167,19 @@ impl Candidate {
         }
     }
 
+    /// Tries to take it. Losing to another who tries is no trouble; all else is said.
+    async fn take(&self, found: Option<Lease>) -> bool {
+        match self.write(found).await {
+            Ok(()) => true,
+            Err(kube::Error::Api(status)) if status.code == 409 => false,
+            Err(error) => {
+                let error = super::causes(&error);
+                tracing::warn!(%error, "the lease could not be taken");
+                false
+            }
+        }
+    }
+
     fn retry(&self) -> Duration {
         (self.duration / 7).max(Duration::from_millis(200))
     }
@@ -177,7 +191,11 @@ impl Candidate {
         };
         match seen(&lease, &self.holder) {
             Seen::Ours => match self.write(Some(lease)).await {
-                Err(kube::Error::Api(status)) if status.code == 409 => Ok(false),
+                // Somebody wrote it in between: perhaps we, by a call whose answer was lost.
+                Err(kube::Error::Api(status)) if status.code == 409 => {
+                    let now = self.read().await?;
+                    Ok(now.is_some_and(|lease| seen(&lease, &self.holder) == Seen::Ours))
+                }
                 other => other.map(|()| true),
             },
             Seen::Free | Seen::Theirs(_) => Ok(false),

@@ -31,7 +31,7 @@ mod watches;
 pub use authority::{Authority, AuthorityError};
 pub use desk::DeskParts;
 pub use health::{Readiness, serve_health, serve_metrics};
-pub use identity::{AUDIENCE, Lives, Reviews};
+pub use identity::{Lives, Reviews};
 pub use leader::{Candidate, LeaderError};
 pub use metrics::Metrics;
 pub use namespaces::INPUTS_ANNOTATION;

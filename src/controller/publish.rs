@@ -25,7 +25,7 @@ use crate::run::{self, Observed, RecordFacts};
 
 /// States that pass within this time are not shown.
 const SETTLED: Duration = Duration::from_secs(1);
-/// The longest note of an event.
+/// The longest note of an event, in bytes: the API server takes 1,024.
 const NOTE: usize = 1000;
 
 /// Writes the status if it is worth a write. When to come again for it.
@@ -188,7 +188,9 @@ fn difference(old: Option<Value>, new: Value) -> Value {
 async fn tell(desk: &Desk, life: &mut Life, status: &SandboxRunStatus) {
     let (kind, reason, note) = match (&status.error, status.phase) {
         (Some(error), _) => {
-            let note = format!("{}: {}", error.message, error.hint);
+            // What to do is worth more than the end of somebody else's words.
+            let room = NOTE.saturating_sub(error.hint.len() + 2);
+            let note = format!("{}: {}", beginning(&error.message, room), error.hint);
             ("Warning", error.reason.clone(), note)
         }
         (None, Phase::Succeeded) => {
@@ -231,7 +233,7 @@ fn event(
         "waits"
     };
     let name = format!("{}-{attempt}-{}-{last}", key.uid, reason.to_lowercase());
-    let note: String = note.chars().take(NOTE / 4).collect();
+    let note = beginning(note, NOTE).to_owned();
     EventObject {
         metadata: ObjectMeta {
             name: Some(name),
@@ -255,6 +257,14 @@ fn event(
         }),
         ..EventObject::default()
     }
+}
+
+/// As much of a text as fits into so many bytes.
+fn beginning(text: &str, bytes: usize) -> &str {
+    let end = (0..=bytes.min(text.len())).rev();
+    end.into_iter()
+        .find_map(|end| text.get(..end))
+        .unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -357,6 +357,9 @@ impl Settings {
     fn check(&self) -> Result<(), SettingsError> {
         self.exceptions()?;
         self.namespaces()?;
+        if let Err(error) = self.pods.check() {
+            return Err(wrong(format!("pods.{}", error.field), &error.message));
+        }
         let at_least_one = |field: &str, good: bool| {
             good.then_some(())
                 .ok_or_else(|| wrong(field, &"must be at least 1"))
@@ -401,7 +404,12 @@ mod tests {
     fn read(text: &str) -> Result<Settings, SettingsError> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("config.yaml");
-        std::fs::write(&path, format!("pods: {{podImage: i}}\n{text}")).unwrap();
+        let pods = if text.contains("pods:") {
+            ""
+        } else {
+            "pods: {podImage: i}\n"
+        };
+        std::fs::write(&path, format!("{pods}{text}")).unwrap();
         Settings::read(&path)
     }
 
@@ -441,6 +449,8 @@ mod tests {
     )]
     #[case::no_worker("controller: {concurrency: 0}", "controller.concurrency")]
     #[case::no_canary("gateway: {canaries: []}", "gateway.canaries")]
+    #[case::no_pod_image("pods: {podImage: ' '}", "pods.podImage")]
+    #[case::token_too_short("pods: {podImage: i, tokenLifetime: 1m}", "pods.tokenLifetime")]
     #[case::no_namespace("watchNamespaces: [Nope]", "watchNamespaces[0]")]
     fn a_value_that_makes_no_sense_is_named(#[case] text: &str, #[case] says: &str) {
         let error = read(text).unwrap_err().to_string();

@@ -136,7 +136,7 @@ pub async fn start(
     tracker.spawn(numbers.map_err(open("controller.metrics"))?);
 
     let client = client().await?;
-    check_version(&client).await?;
+    check_version(&client, control.api_timeout).await?;
     let candidate = Candidate::new(
         Api::namespaced(client.clone(), &place.namespace),
         &settings.leader.lease,
@@ -161,18 +161,21 @@ pub async fn start(
         };
         operator.work(&ready, inner.clone()).await
     };
-    let held = async {
+    // Losing the lease ends the work in order: the record stays ours until the last call is done.
+    let worked = async {
+        let worked = worked.await;
+        inner.cancel();
+        worked
+    };
+    let held = inner.run_until_cancelled(async {
         let lost = candidate.hold().await;
         inner.cancel();
         lost
-    };
-    let ended = tokio::select! {
-        worked = worked => worked,
-        lost = held => Err(StartError::Leader(lost)),
-    };
+    });
+    let (worked, lost) = tokio::join!(worked, held);
+    let ended = lost.map_or(worked, |lost| Err(StartError::Leader(lost)));
     ready.set(false);
     metrics.set_leading(false);
-    inner.cancel();
     tracker.close();
     if tokio::time::timeout(LAST_CALLS, tracker.wait())
         .await
@@ -203,6 +206,7 @@ impl Operator<'_> {
             Api::<Secret>::namespaced(self.client.clone(), &self.place.namespace),
             &settings.gateway.ca_secret,
             door.clone(),
+            settings.controller.api_timeout,
             Timestamp::now(),
         );
         let authority = authority.await.map_err(StartError::Authority)?;
@@ -296,11 +300,8 @@ impl Operator<'_> {
     async fn door(&self) -> Result<Vec<IpAddr>, StartError> {
         let name = &self.settings.gateway.service;
         let services = Api::<Service>::namespaced(self.client.clone(), &self.place.namespace);
-        let service = services.get(name).await;
-        let service = service.map_err(|source| StartError::Read {
-            what: format!("service `{name}`"),
-            source,
-        })?;
+        let service = services.get(name);
+        let service = self.read(&format!("service `{name}`"), service).await?;
         let spec = service.spec.unwrap_or_default();
         let addresses = spec.cluster_ips.unwrap_or_default();
         let addresses: Vec<IpAddr> = addresses.iter().filter_map(|ip| ip.parse().ok()).collect();
@@ -308,6 +309,14 @@ impl Operator<'_> {
             return Err(StartError::Cluster(self.without_address()));
         }
         Ok(addresses)
+    }
+
+    async fn read<T>(
+        &self,
+        what: &str,
+        call: impl Future<Output = kube::Result<T>>,
+    ) -> Result<T, StartError> {
+        read(self.settings.controller.api_timeout, what, call).await
     }
 
     fn without_address(&self) -> String {
@@ -322,11 +331,10 @@ impl Operator<'_> {
         let named = |address: SocketAddr| (format!("API server {address}"), address);
         let mut all: Vec<_> = in_cluster_address().into_iter().map(named).collect();
         let slices = Api::<EndpointSlice>::namespaced(self.client.clone(), "default");
-        let slice = slices.get("kubernetes").await;
-        let slice = slice.map_err(|source| StartError::Read {
-            what: "endpointslice `kubernetes` in namespace `default`".to_owned(),
-            source,
-        })?;
+        let slice = slices.get("kubernetes");
+        let slice = self
+            .read("endpointslice `kubernetes` in namespace `default`", slice)
+            .await?;
         let ports = slice.ports.unwrap_or_default();
         let ports = ports.iter().filter_map(|port| port.port);
         for port in ports.filter_map(|port| u16::try_from(port).ok()) {
@@ -379,12 +387,26 @@ async fn client() -> Result<Client, StartError> {
         .build())
 }
 
-async fn check_version(client: &Client) -> Result<(), StartError> {
-    let version = client.apiserver_version().await;
-    let version = version.map_err(|source| StartError::Read {
-        what: "the version of the API server".to_owned(),
-        source,
-    })?;
+/// What the API server answers, within this time.
+async fn read<T>(
+    timeout: Duration,
+    what: &str,
+    call: impl Future<Output = kube::Result<T>>,
+) -> Result<T, StartError> {
+    match tokio::time::timeout(timeout, call).await {
+        Ok(answer) => answer.map_err(|source| StartError::Read {
+            what: what.to_owned(),
+            source,
+        }),
+        Err(_) => Err(StartError::Cluster(format!(
+            "{what} could not be read: the API server does not answer"
+        ))),
+    }
+}
+
+async fn check_version(client: &Client, timeout: Duration) -> Result<(), StartError> {
+    let version = client.apiserver_version();
+    let version = read(timeout, "the version of the API server", version).await?;
     if is_new_enough(&version.major, &version.minor) {
         return Ok(());
     }

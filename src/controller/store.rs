@@ -24,6 +24,8 @@ pub(super) struct Store {
 
 #[derive(Debug, Default)]
 struct Inner {
+    /// Scopes whose runs were listed: one namespace, or all.
+    listed: HashSet<Option<Namespace>>,
     runs: HashMap<RunUid, Arc<SeenRun>>,
     pods: HashMap<RunUid, BTreeMap<Attempt, Arc<SeenPod>>>,
     policies: HashMap<String, SeenPolicies>,
@@ -124,7 +126,9 @@ impl Store {
         listed: &HashSet<RunUid>,
     ) -> Vec<RunUid> {
         let mut gone = Vec::new();
-        self.inner().runs.retain(|uid, run| {
+        let mut inner = self.inner();
+        inner.listed.insert(scope.cloned());
+        inner.runs.retain(|uid, run| {
             let inside = scope.is_none_or(|scope| *scope == run.key.namespace);
             let stays = !inside || listed.contains(uid);
             if !stays {
@@ -133,6 +137,12 @@ impl Store {
             stays
         });
         gone
+    }
+
+    /// Whether every run of a namespace has been seen.
+    pub(super) fn has_listed(&self, namespace: &Namespace) -> bool {
+        let listed = &self.inner().listed;
+        listed.contains(&None) || listed.contains(&Some(namespace.clone()))
     }
 
     /// Runs of a namespace that have not finished.

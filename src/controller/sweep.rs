@@ -9,7 +9,9 @@ pub(super) async fn forever(desk: &Desk) {
         match desk.gateway.record.open_runs().await {
             Ok(open) => {
                 for run in open {
-                    if desk.store.run(&run.run.uid).is_none() {
+                    // What was never listed is not known to be gone: another operator's, or one without rights now.
+                    let listed = desk.store.has_listed(&run.run.namespace);
+                    if listed && desk.store.run(&run.run.uid).is_none() {
                         desk.queue.wake(&run.run.uid);
                     }
                 }

@@ -4,6 +4,7 @@
 //! Objects are read untyped first: a run that does not decode is a run that failed, and never the end of a watch.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
 use futures::{Stream, StreamExt as _};
 use k8s_openapi::api::core::v1::Pod as PodObject;
@@ -25,7 +26,10 @@ const PAGE: u32 = 100;
 /// One namespace, or all.
 type Scope = Option<Namespace>;
 
-/// Watches everything in every scope until `stop`. Comes back when each first list is whole.
+/// So long the first lists are waited for: a namespace that is gone, or whose rights were taken away, never has one.
+const FIRST_LISTS: Duration = Duration::from_secs(30);
+
+/// Watches everything in every scope until `stop`. Comes back when each first list is whole, or will not be soon.
 pub(super) async fn begin(desk: &Desk, stop: &CancellationToken) {
     let scopes: Vec<Scope> = if desk.namespaces.is_empty() {
         vec![None]
@@ -48,10 +52,23 @@ pub(super) async fn begin(desk: &Desk, stop: &CancellationToken) {
         first_lists.push(first);
     }
     // A watch that ends before it has listed was stopped, and so is whoever waits here.
-    drop(
-        stop.run_until_cancelled(futures::future::join_all(first_lists))
-            .await,
-    );
+    let whole = tokio::time::timeout(FIRST_LISTS, futures::future::join_all(first_lists));
+    if let Some(Err(_)) = stop.run_until_cancelled(whole).await {
+        let missing: Vec<String> = scopes_missing(desk).collect();
+        tracing::error!(
+            namespaces = missing.join(", "),
+            "some namespaces cannot be listed: their runs are not looked after, all others are"
+        );
+    }
+}
+
+/// Watched namespaces whose runs have never been listed.
+fn scopes_missing(desk: &Desk) -> impl Iterator<Item = String> + '_ {
+    let missing = |namespace: &&Namespace| !desk.store.has_listed(namespace);
+    desk.namespaces
+        .iter()
+        .filter(missing)
+        .map(Namespace::to_string)
 }
 
 type Told = tokio::sync::oneshot::Sender<()>;

@@ -227,7 +227,12 @@ fn before_start(seen: &Observed, attempt: &AttemptFacts, now: Timestamp) -> Acti
         };
     }
     if seen.policy == Policy::Missing {
-        return Action::EnsurePolicy;
+        // What was proved is not so any more, and what is put back takes its time to be enforced.
+        return if attempt.proof.is_some() && attempt.pod.is_some() {
+            Action::Abandon(number, Reason::PolicyLost)
+        } else {
+            Action::EnsurePolicy
+        };
     }
     match &seen.pod {
         Pod::Absent => match &attempt.pod {

@@ -351,6 +351,27 @@ fn an_agent_is_stopped_then_terminated_then_given_up() {
 }
 
 #[test]
+fn g12_a_policy_that_was_lost_after_its_proof_lets_no_agent_start() {
+    let before = |proved: bool| {
+        let mut all = vec![
+            created(),
+            dispatched(FIRST),
+            resolved(FIRST),
+            creating(FIRST),
+        ];
+        if proved {
+            all.push(proof(true));
+        }
+        let mut seen = observed(all);
+        seen.pod = Pod::Running;
+        seen.policy = Policy::Missing;
+        next(&seen, 6)
+    };
+    assert_eq!(before(false), Action::EnsurePolicy);
+    assert_eq!(before(true), Action::Abandon(FIRST, Reason::PolicyLost));
+}
+
+#[test]
 fn g04_g12_a_lost_policy_stops_the_agent_before_it_is_put_back() {
     let mut seen = observed(started());
     seen.pod = Pod::Running;
