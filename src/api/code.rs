@@ -322,6 +322,7 @@ reasons! {
     PolicyLost: PolicyNotEnforced, Permanent, "keep the network policy as sandboxrun made it, and add no other one that selects run pods";
 
     PodEvicted: Disrupted, Permanent, "run again: the pod was taken away after the agent had started";
+    SandboxEnding: Disrupted, Permanent, "run again: the sandbox was told to end while the agent ran";
     NodeLost: Disrupted, Permanent, "run again: the node was lost after the agent had started";
     RunAbandoned: Disrupted, Permanent, "run again: the program that watched this run was killed";
     PodDeletedByHand: PodDeleted, Permanent, "run again: the pod was deleted after the agent had started";

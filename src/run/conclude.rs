@@ -89,8 +89,31 @@ fn agent_failure(
         Some(AgentExit::Stopped {
             reason: Reason::GatewayLost,
         }) if in_pod.is_some() => in_pod,
+        Some(AgentExit::Stopped {
+            reason: Reason::SandboxEnding,
+        }) => Some(told_to_end(seen, stopping)),
         Some(AgentExit::Stopped { reason }) => Some(stopped(seen, *reason)),
         None => Some(lost_after_start(seen, stopping, in_pod)),
+    }
+}
+
+/// P04, P05: `exec` was told to end: by the kubelet, which ends a pod so, and then the pod says why; else by the agent.
+fn told_to_end(seen: &Observed, stopping: Option<Reason>) -> Failure {
+    match &seen.pod {
+        Pod::Leaving { .. } | Pod::Absent => lost_after_start(seen, stopping, None),
+        Pod::Unknown
+        | Pod::Refused(..)
+        | Pod::Foreign(_)
+        | Pod::Starting(_)
+        | Pod::Running
+        | Pod::Collecting(_)
+        | Pod::Ended(_) => match stopping.or(seen.wish.stop) {
+            Some(reason) => stopped(seen, reason),
+            None => Failure::new(
+                Reason::KilledBySignal,
+                "the agent was ended by a signal to its supervisor, which we did not send",
+            ),
+        },
     }
 }
 

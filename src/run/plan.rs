@@ -355,11 +355,14 @@ fn alive(seen: &Observed, attempt: &AttemptFacts, started: Timestamp, now: Times
     }
 }
 
-/// Whether the agent's end needs no word of the kubelet: only memory's end looks like something else from inside.
+/// Whether the agent's end needs no word of the kubelet: memory's end looks like something else from inside, and who
+/// told the sandbox to end cannot be seen from there.
 fn tells_its_end(attempt: &AttemptFacts) -> bool {
     match attempt.agent_ended.as_ref().map(|(_, exit)| exit) {
         Some(Some(AgentExit::Exited { code: 0 } | AgentExit::NotStarted { .. })) => true,
-        Some(Some(AgentExit::Stopped { reason })) => *reason != Reason::GatewayLost,
+        Some(Some(AgentExit::Stopped { reason })) => {
+            !matches!(reason, Reason::GatewayLost | Reason::SandboxEnding)
+        }
         Some(Some(AgentExit::Exited { .. } | AgentExit::Signalled { .. }) | None) | None => false,
     }
 }

@@ -483,7 +483,19 @@ fn sigterm_to_the_supervisor_reaches_the_agent_and_the_grace_is_kept() {
     let pid = rustix::process::Pid::from_child(&child);
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(137));
-    assert_eq!(exit_of(&server), AgentExit::Signalled { signal: 9 });
+    let reason = Reason::SandboxEnding;
+    assert_eq!(exit_of(&server), AgentExit::Stopped { reason });
+}
+
+#[test]
+fn p04_an_agent_that_ends_well_when_it_is_told_to_has_not_ended_by_itself() {
+    let (server, marker) = (server(), Marker::new());
+    let mut child = waiting(&server, &marker, "trap 'exit 0' TERM;");
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    child.wait().unwrap();
+    let reason = Reason::SandboxEnding;
+    assert_eq!(exit_of(&server), AgentExit::Stopped { reason });
 }
 
 #[test]

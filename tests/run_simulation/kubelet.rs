@@ -227,7 +227,7 @@ impl World {
         if let (true, Some(reason)) = (reached, stop) {
             pod.stage = stopped(reason);
         } else if reached && pod.deleting.is_some() {
-            pod.stage = Stage::Ended(Some(AgentExit::Signalled { signal: 15 }));
+            pod.stage = stopped(Reason::SandboxEnding);
         } else if self.now >= since + TIMEOUT {
             pod.stage = stopped(Reason::TimeoutReached);
         } else if self.fault(60) && reached {

@@ -152,8 +152,8 @@ impl Supervisor<'_> {
             }
             tokio::select! {
                 _ = children.recv() => {}
-                // Passed on: who sent it knows why, and how the command ends says the rest.
-                _ = terminate.recv() => self.terminate(),
+                // Who sent it knows why. Whatever the command makes of it, it did not end by itself.
+                _ = terminate.recv() => self.stop(Reason::SandboxEnding),
                 reason = &mut stop, if listening => {
                     listening = false;
                     self.stop(reason);

@@ -68,6 +68,18 @@ fn leaving(reason: Reason) -> Pod {
 #[case::the_first_stop_counts(
     Some(AgentExit::Stopped { reason: Reason::NoOutput }), Some(Reason::CancelRequested),
     Pod::Running, Some(Reason::NoOutput))]
+#[case::p04_p05_taken_away(
+    Some(AgentExit::Stopped { reason: Reason::SandboxEnding }), None, leaving(Reason::PodEvicted),
+    Some(Reason::PodEvicted))]
+#[case::p05_taken_away_and_gone(
+    Some(AgentExit::Stopped { reason: Reason::SandboxEnding }), None, Pod::Absent,
+    Some(Reason::PodDeletedByHand))]
+#[case::cancelled_by_the_pods_end(
+    Some(AgentExit::Stopped { reason: Reason::SandboxEnding }), Some(Reason::CancelRequested),
+    leaving(Reason::PodDeletedByHand), Some(Reason::CancelRequested))]
+#[case::told_to_end_by_the_agent(
+    Some(AgentExit::Stopped { reason: Reason::SandboxEnding }), None, Pod::Running,
+    Some(Reason::KilledBySignal))]
 #[case::lost_while_being_stopped(
     None,
     Some(Reason::CancelRequested),
