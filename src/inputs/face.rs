@@ -31,7 +31,7 @@ struct Inner {
     guard: AddressGuard,
     mirror: Mirror,
     clients: Clients,
-    holds: Holds,
+    holds: Arc<Holds>,
     turns: Turns,
     listings: Flights<Question, Wants, Result<Arc<Listing>, ListError>>,
     proofs: Flights<Question, (), Result<CredentialProof, ListError>>,
@@ -121,14 +121,15 @@ impl Inputs {
     #[must_use]
     pub fn over(settings: Settings, sources: Arc<dyn Sources>, names: Arc<dyn Names>) -> Self {
         let guard = AddressGuard::new(&settings, names);
+        let holds = Arc::new(Holds::default());
         Self(Arc::new(Inner {
-            mirror: Mirror::new(&settings, guard.clone()),
+            mirror: Mirror::holding(&settings, guard.clone(), Arc::clone(&holds)),
             guard,
             turns: Turns::new(settings.limits.listings_at_once),
             settings,
             sources,
             clients: Clients::default(),
-            holds: Holds::default(),
+            holds,
             listings: Flights::default(),
             proofs: Flights::default(),
         }))

@@ -14,13 +14,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::fetch_error::FetchError;
 use super::git::{Call, Git, MARK};
 use super::git_text::{self, Said};
+use super::holds::Holds;
 use super::objects::{self, Found, Look, Short};
 use super::packs::{Draft, PackLease, Verified};
 use super::process::{Bounds, DiskBound, End, Ended};
 use super::session::Session;
 use super::store::{Locked, Repo};
+use super::trace;
 use super::way::Way;
-use super::{ObjectSeen, Settings, Wanted};
+use super::{ListError, ObjectSeen, Settings, Wanted, list_error};
 use crate::api::{CommitId, Reason, RefName};
 
 /// How much deeper than wanted a ref is fetched, step by step, until the commit is there.
@@ -44,6 +46,7 @@ pub(super) struct Fetch<'a> {
     pub(super) session: &'a Arc<Session>,
     pub(super) verified: &'a Arc<Verified>,
     pub(super) count: &'a AtomicU64,
+    pub(super) holds: &'a Holds,
     pub(super) wanted: &'a Wanted,
     /// Checked by the guard; the connection goes there and nowhere else.
     pub(super) addresses: &'a [SocketAddr],
@@ -110,6 +113,11 @@ impl Fetch<'_> {
     }
 
     async fn at_server(&self) -> Result<Seen, FetchError> {
+        if let Some(wait) = self.holds.left(&self.wanted.remote) {
+            return Err(FetchError::Answered(ListError::RateLimited {
+                wait: Some(wait),
+            }));
+        }
         let way = Way::open(
             self.settings,
             self.session,
@@ -259,8 +267,17 @@ impl Fetch<'_> {
         let url = self.wanted.remote.repository.as_str();
         let call = way.prepare(call).args(["--end-of-options", url, refspec]);
         self.count.fetch_add(1, Ordering::Relaxed);
+        // curl ends a silent transfer by itself. This ends a silent connection too, over https and ssh alike.
+        let times = self.settings.times;
+        let stall = Some(times.stall + times.connect);
         let ended = way
-            .run(call, self.bounds(repo))
+            .run(
+                call,
+                Bounds {
+                    stall,
+                    ..self.bounds(repo)
+                },
+            )
             .await
             .map_err(FetchError::Git)?;
         if ended.is_success() {
@@ -398,8 +415,15 @@ impl Fetch<'_> {
             End::TooLarge => return FetchError::TooLarge(fetch.mirror_bytes),
             End::DiskFull => return FetchError::DiskFull(fetch.keep_free_bytes),
         }
-        let text = String::from_utf8_lossy(&ended.stderr);
-        let words = git_text::words(&text, &self.wanted.remote.credential);
+        let remote = &self.wanted.remote;
+        let (text, heard) = trace::split(&String::from_utf8_lossy(&ended.stderr));
+        if let Some(answer) = heard.and_then(|heard| list_error::heard(&heard, remote)) {
+            if let ListError::RateLimited { wait: Some(wait) } = answer {
+                self.holds.hold(remote, wait);
+            }
+            return FetchError::Answered(answer);
+        }
+        let words = git_text::words(&text, &remote.credential);
         match git_text::read(&text) {
             Said::Reason(reason) => FetchError::Refused { reason, words },
             Said::NotAdvertised | Said::NoSuchRef => {

@@ -3,6 +3,7 @@
 use std::io;
 use std::time::Duration;
 
+use super::ListError;
 use super::git::GitError;
 use super::ssh::SshError;
 use crate::api::{CommitId, Fault, Reason};
@@ -18,6 +19,9 @@ pub(super) enum FetchError {
         /// Its words.
         words: String,
     },
+    /// The server's own answer, as git's client heard it.
+    #[error("{0}")]
+    Answered(ListError),
     /// No such commit.
     #[error("it has no commit {0}, or does not give it to this credential")]
     NotFound(CommitId),
@@ -57,6 +61,7 @@ impl Fault for FetchError {
     fn reason(&self) -> Reason {
         match self {
             Self::Refused { reason, .. } => *reason,
+            Self::Answered(answer) => answer.reason(),
             Self::NotFound(_) | Self::NotAdvertised(_) => Reason::CommitNotFound,
             Self::Deadline(_) | Self::Damaged(_) => Reason::FetchFailed,
             Self::Stalled(_) => Reason::TransferStalled,

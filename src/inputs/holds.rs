@@ -11,7 +11,7 @@ use super::{CredentialKey, Remote};
 use crate::api::Namespace;
 
 /// Servers that asked to be left alone. A limit counts for a credential at a server, so all its runs keep it.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(super) struct Holds(Mutex<HashMap<(String, u16, CredentialKey), Instant>>);
 
 impl Holds {

@@ -15,6 +15,7 @@ use url::Url;
 
 use super::pkt::PktError;
 use super::protocol::ProtocolError;
+use super::trace::Heard;
 use super::{AddressError, Remote};
 use crate::api::{ConnectorType, Failure, Fault as _, Reason, safe_text};
 
@@ -173,6 +174,17 @@ pub(super) fn refusal(
         500..=599 => ListError::ServerError(status.as_u16()),
         other => ListError::Odd(format!("status {other}")),
     }
+}
+
+/// What the last answer means that git heard before it failed; `None`: it is not the answer that git failed by, or git
+/// says it better.
+pub(super) fn heard(heard: &Heard, remote: &Remote) -> Option<ListError> {
+    let (status, headers) = (heard.status, &heard.headers);
+    if status.is_success() || status.is_informational() || status == StatusCode::UNAUTHORIZED {
+        return None;
+    }
+    let asked = Url::parse(remote.repository.as_str()).ok()?;
+    Some(refusal(status, headers, b"", &asked, remote))
 }
 
 fn is_azure(remote: &Remote) -> bool {

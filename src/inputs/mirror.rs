@@ -15,6 +15,7 @@ use tokio::sync::{OnceCell, Semaphore};
 use super::fetch::{Fetch, Made};
 use super::fetch_error::FetchError;
 use super::git::Git;
+use super::holds::Holds;
 use super::packs::{self, PackLease, Verified};
 use super::session::Session;
 use super::ssh::Ssh;
@@ -32,6 +33,7 @@ pub struct Mirror(Arc<Inner>);
 struct Inner {
     settings: Settings,
     guard: AddressGuard,
+    holds: Arc<Holds>,
     ready: OnceCell<Ready>,
     at_once: Semaphore,
     flights: Flights,
@@ -43,7 +45,7 @@ struct Inner {
 struct Ready {
     git: Git,
     session: Arc<Session>,
-    store: Store,
+    store: Arc<Store>,
 }
 
 /// What all who want the same share.
@@ -70,15 +72,30 @@ impl Mirror {
     /// A mirror below the settings' state directory. Nothing is touched before the first use.
     #[must_use]
     pub fn new(settings: &Settings, guard: AddressGuard) -> Self {
+        Self::holding(settings, guard, Arc::default())
+    }
+
+    /// The same, which keeps with others what servers ask for.
+    pub(super) fn holding(settings: &Settings, guard: AddressGuard, holds: Arc<Holds>) -> Self {
         Self(Arc::new(Inner {
             settings: settings.clone(),
             guard,
+            holds,
             ready: OnceCell::new(),
             at_once: Semaphore::new(settings.fetch.at_once),
             flights: Flights::default(),
             verified: Arc::default(),
             fetches: AtomicU64::new(0),
         }))
+    }
+
+    /// Finds git, and ends and removes what killed processes have left below the state directory. Call it at the start;
+    /// else the first fetch does it.
+    ///
+    /// # Errors
+    /// `ProgramMissing` or `StateUnusable`; the message says what to do.
+    pub async fn open(&self) -> Result<(), Failure> {
+        self.0.ready().await.map(|_| ())
     }
 
     /// The pack of a commit and its history, made if it is not there. One attempt.
@@ -149,7 +166,7 @@ impl Inner {
             let (fetch, stall) = (&self.settings.fetch, self.settings.times.stall);
             let git = Git::find(fetch, stall, session.home()).await;
             let git = git.map_err(|error| error.failure(None))?;
-            let store = Store::new(&self.settings.state_dir, &session, fetch);
+            let store = Arc::new(Store::new(&self.settings.state_dir, &session, fetch));
             Ok(Ready {
                 git,
                 session,
@@ -184,7 +201,9 @@ impl Inner {
         if let Some(lease) = self.open(ready, &pack).await? {
             return Ok(Answer::Pack(lease));
         }
-        if !ready.store.make_room() {
+        let store = Arc::clone(&ready.store);
+        let has_room = tokio::task::spawn_blocking(move || store.make_room()).await;
+        if !has_room.unwrap_or(false) {
             let keep_free = self.settings.fetch.keep_free_bytes;
             let full = FetchError::DiskFull(keep_free);
             return Err(about(&wanted.remote.repository, &full));
@@ -196,6 +215,7 @@ impl Inner {
             session: &ready.session,
             verified: &self.verified,
             count: &self.fetches,
+            holds: &self.holds,
             wanted,
             addresses: &addresses,
             locked: &locked,

@@ -36,6 +36,7 @@ mod ssh;
 mod ssh_key;
 mod ssh_side;
 mod store;
+mod trace;
 mod way;
 
 pub use address::{

@@ -325,8 +325,9 @@ async fn crossed(bounds: &Bounds, leader: Option<Pid>) -> End {
     }
 }
 
-/// A number that grows while `git` works: bytes that its processes have moved, and their processor time. The words of
-/// `ssh` do not count: it talks to its server for as long as the connection stands.
+/// A number that grows while `git` works: bytes that its processes have moved, and their processor time. `ssh` does not
+/// count, since it talks to its server for as long as the connection stands; nor does the time of `git-remote-https`,
+/// which looks at its connection again and again.
 fn activity(leader: Pid) -> u64 {
     let mut sum = 0_u64;
     for pid in all_pids() {
@@ -349,7 +350,9 @@ fn activity(leader: Pid) -> u64 {
         if number(2) != group || !name.starts_with("git") {
             continue;
         }
-        sum = sum.saturating_add(number(11)).saturating_add(number(12));
+        if name == "git" {
+            sum = sum.saturating_add(number(11)).saturating_add(number(12));
+        }
         let io = std::fs::read_to_string(format!("/proc/{pid}/io")).unwrap_or_default();
         for line in io.lines().take(2) {
             let bytes = line

@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::process;
+
 /// The private directory of this process.
 #[derive(Debug)]
 pub(super) struct Session {
@@ -38,6 +40,8 @@ impl Session {
             let dir = entry.path();
             let held = File::open(dir.join("held")).is_ok_and(|held| held.try_lock().is_err());
             if dir.is_dir() && !held {
+                // Every program that it started has its home there.
+                process::kill_marked("HOME", home(&dir).as_os_str());
                 remove_dir(&dir);
             }
         }
@@ -57,7 +61,7 @@ impl Session {
 
     /// An empty home directory for programs.
     pub(super) fn home(&self) -> PathBuf {
-        self.dir.join("home")
+        home(&self.dir)
     }
 
     /// A new private directory.
@@ -105,6 +109,10 @@ impl Drop for PrivateDir {
     fn drop(&mut self) {
         remove_dir(&self.path);
     }
+}
+
+fn home(session: &Path) -> PathBuf {
+    session.join("home")
 }
 
 /// Makes a directory and its parents; the last one is for this user only.
@@ -161,9 +169,16 @@ mod tests {
         fs::create_dir(&dead).unwrap();
         fs::write(dead.join("held"), "").unwrap();
         fs::write(dead.join("key"), "secret").unwrap();
+        let mut orphan = std::process::Command::new("sleep");
+        let mut orphan = orphan
+            .arg("60")
+            .env("HOME", dead.join("home"))
+            .spawn()
+            .unwrap();
         let kept = alive.dir().unwrap();
         let other = Session::open(state.path()).unwrap();
         assert!(!dead.exists());
+        assert!(!orphan.wait().unwrap().success());
         assert!(kept.path().is_dir() && other.home().is_dir());
         let mode = fs::metadata(kept.path()).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o700);

@@ -4,8 +4,8 @@ use std::convert::Infallible;
 use std::fs;
 use std::io;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::credential_helper::{Bound, Helper};
 use super::fetch_error::FetchError;
@@ -13,7 +13,7 @@ use super::git::{Call, GitError, start_error};
 use super::process::{Bounds, Ended};
 use super::session::{PrivateDir, Session};
 use super::ssh::{Ssh, SshError};
-use super::{Remote, Settings, Shown};
+use super::{Remote, Settings, Shown, trace};
 use crate::api::Transport;
 
 /// Where system roots lie, by distribution. The first that is there counts.
@@ -31,10 +31,7 @@ pub(super) enum Way {
         credential: Option<(Helper, Bound)>,
         _ca: Option<PrivateDir>,
     },
-    Ssh {
-        ssh: Ssh,
-        stall: Duration,
-    },
+    Ssh(Ssh),
 }
 
 impl Way {
@@ -71,6 +68,13 @@ impl Way {
                 .collect();
             let resolved = format!("{host}:{port}:{}", addresses.join(","));
             config.push(("http.curloptResolve".to_owned(), resolved));
+        }
+        // The directory of single roots, which Debian's curl reads as well, holds the same ones and costs 50 ms.
+        let system = SYSTEM_ROOTS.iter().find(|file| Path::new(file).is_file());
+        if let Some(system) = system {
+            config.push(("http.sslCAInfo".to_owned(), (*system).to_owned()));
+            let empty = session.home().to_string_lossy().into_owned();
+            config.push(("http.sslCAPath".to_owned(), empty));
         }
         let ca = remote
             .credential
@@ -115,35 +119,30 @@ impl Way {
             .ok_or(FetchError::Ssh(SshError::NoKey))?;
         let shown = remote.credential.shown();
         let ssh = Ssh::open(fetch, times, session, repository, address, shown);
-        Ok(Self::Ssh {
-            ssh: ssh.map_err(FetchError::Ssh)?,
-            stall: times.stall,
-        })
+        ssh.map(Self::Ssh).map_err(FetchError::Ssh)
     }
 
     /// The call that will reach the server.
     pub(super) fn prepare<'a>(&self, call: Call<'a>) -> Call<'a> {
         match self {
-            // Configuration stands before the command, whenever it is given.
-            Self::Https { config, .. } => config
-                .iter()
-                .fold(call, |call, (name, value)| call.config(name, value)),
-            Self::Ssh { ssh, .. } => call.env("GIT_SSH_COMMAND", ssh.command()),
+            Self::Https { config, .. } => {
+                let call = trace::VARIABLES
+                    .iter()
+                    .fold(call, |call, (name, value)| call.env(name, value));
+                // Configuration stands before the command, whenever it is given.
+                config
+                    .iter()
+                    .fold(call, |call, (name, value)| call.config(name, value))
+            }
+            Self::Ssh(ssh) => call.env("GIT_SSH_COMMAND", ssh.command()),
         }
     }
 
     /// Runs the call, and answers its one question for a credential.
     pub(super) async fn run(&self, call: Call<'_>, bounds: Bounds) -> Result<Ended, GitError> {
-        let (credential, bounds) = match self {
-            Self::Https { credential, .. } => (credential.as_ref(), bounds),
-            // Over https curl ends a silent transfer.
-            Self::Ssh { stall, .. } => (
-                None,
-                Bounds {
-                    stall: Some(*stall),
-                    ..bounds
-                },
-            ),
+        let credential = match self {
+            Self::Https { credential, .. } => credential.as_ref(),
+            Self::Ssh(_) => None,
         };
         let (running, bounds) = call.spawn(bounds)?;
         let group = running.group();

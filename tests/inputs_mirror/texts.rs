@@ -163,12 +163,12 @@ async fn r10_what_git_says_of_another_object_format_is_understood() {
 // V05 begins here: git's own check refuses what a checkout would have to refuse.
 #[tokio::test]
 async fn v05_a_hostile_tree_is_refused_or_passed_on_whole_and_never_half() {
+    let (world, _) = seeded(Options::new()).await;
+    let repo = world
+        .forge
+        .create("acme/hostile", Visibility::Private)
+        .unwrap();
     for (number, kind) in Hostile::ALL.iter().enumerate() {
-        let (world, _) = seeded(Options::new()).await;
-        let repo = world
-            .forge
-            .create("acme/hostile", Visibility::Private)
-            .unwrap();
         let name = format!("h{number}");
         repo.hostile(&name, *kind, "/tmp/x").unwrap();
         let mut input = crate::support::input("app", "acme/hostile", branch(&name));
