@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::live::Live;
-use super::pod_api::append;
+use super::pod_api::{append, not_recorded};
 use super::server::{Answer, Caller, PodRequest, json, read_json, refusal};
 use crate::api::wire::{
     AgentEnd, Canary, GrantLine, GrantRequest, Problem, ProofReport, ProvisionReport,
@@ -161,7 +161,7 @@ pub(super) async fn grant(request: PodRequest, caller: &Caller) -> Answer {
             Ok(grant_stream(live))
         }
         Ok(Grant::Refused(why)) => Err(no(409, Reason::GrantLost, &why.to_string())),
-        Err(error) => Err(refusal(&Problem::of(503, &error.failure(None)))),
+        Err(error) => Err(not_recorded(caller, &error)),
     }
 }
 
@@ -186,7 +186,7 @@ pub(super) async fn ended(request: PodRequest, caller: &Caller) -> Answer {
                 "",
             )));
         }
-        Err(error) => return Err(refusal(&Problem::of(503, &error.failure(None)))),
+        Err(error) => return Err(not_recorded(caller, &error)),
     }
     let seen = live.seen();
     if seen.exit.is_none() {

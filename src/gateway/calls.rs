@@ -5,9 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use axum::body::Body;
 use http::{Method, Response};
+use tokio::sync::SemaphorePermit;
 use tokio::time::Instant;
 
 use super::lines::{REFUSED, Room};
+use super::live::Live;
 use super::server::{Caller, refusal};
 use crate::api::wire::Problem;
 use crate::api::{Reason, sha256_hex};
@@ -75,9 +77,64 @@ pub(super) struct Denied {
     pub(super) rule: Option<String>,
 }
 
+impl Denied {
+    /// A rule refuses it.
+    pub(super) fn by(
+        rule: impl Into<String>,
+        status: u16,
+        reason: Reason,
+        detail: impl Into<String>,
+    ) -> Self {
+        Self {
+            status,
+            reason,
+            detail: detail.into(),
+            rule: Some(rule.into()),
+        }
+    }
+}
+
+/// Refuses a call of a name that the run does not have.
+pub(super) async fn unknown(
+    caller: &Caller,
+    request: &http::request::Parts,
+    detail: &str,
+    rule: &str,
+) -> Response<Body> {
+    let (target, query) = (request.uri.path(), request.uri.query());
+    let call = open(caller, Via::Other, &request.method, target, query);
+    call.refuse(403, Reason::NoRuleAllows, detail, rule).await
+}
+
 impl OpenCall {
+    /// Takes the call up: admitted by its rules, in the run's turn, counted, and announced in the record. Only then may
+    /// anything leave. What comes back holds the turn.
+    ///
+    /// # Errors
+    /// The refusal to answer with.
+    pub(super) async fn take_up<'l, A>(
+        mut self,
+        live: &'l Live,
+        admitted: Result<A, Denied>,
+        count: impl FnOnce() -> Result<(), Denied>,
+    ) -> Result<(Self, A, SemaphorePermit<'l>), Response<Body>> {
+        let admitted = match admitted {
+            Ok(admitted) => admitted,
+            Err(denied) => return Err(self.deny(denied).await),
+        };
+        let Ok(turn) = live.calls.acquire().await else {
+            let gone = self.fail(503, Reason::GatewayBusy, "the run has ended");
+            return Err(gone.await);
+        };
+        if let Err(denied) = count() {
+            return Err(self.deny(denied).await);
+        }
+        self.begin().await?;
+        Ok((self, admitted, turn))
+    }
+
     /// Ends the call: refused by a rule, or failed.
-    pub(super) async fn deny(self, denied: Denied) -> Response<Body> {
+    async fn deny(self, denied: Denied) -> Response<Body> {
         let Denied {
             status,
             reason,

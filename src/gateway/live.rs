@@ -18,6 +18,8 @@ use crate::inputs::{PackLease, ResolvedInput};
 const CALLS_AT_ONCE: usize = 64;
 /// Connections of one run over TLS: the relay's 256, and room for the broker's own, which an agent cannot take.
 const CONNECTIONS: usize = 288;
+/// Fetches of one run over ssh that may be under way at once: each is a process.
+const SSH_AT_ONCE: usize = 4;
 
 /// What makes a [`Live`] run.
 #[derive(Debug)]
@@ -40,6 +42,7 @@ pub struct Live {
     pub(super) parts: LiveParts,
     pub(super) calls: Semaphore,
     pub(super) places: Arc<Semaphore>,
+    pub(super) over_ssh: Arc<Semaphore>,
     /// What the run's calls have written into the record.
     pub(super) lines: Lines,
     /// The nonce of the `exec` that got the yes.
@@ -69,6 +72,8 @@ pub struct Seen {
     pub outcome: Option<Outcome>,
     /// Whether the output keeps the run's schema; set with the outcome.
     pub output_failure: Option<crate::api::Failure>,
+    /// Why the record did not take the last thing that this attempt's programs reported.
+    pub unrecorded: Option<crate::api::Failure>,
 }
 
 /// What a lookup has used up.
@@ -87,6 +92,7 @@ impl Live {
             parts,
             calls: Semaphore::new(CALLS_AT_ONCE),
             places: Arc::new(Semaphore::new(CONNECTIONS)),
+            over_ssh: Arc::new(Semaphore::new(SSH_AT_ONCE)),
             lines: Lines::default(),
             granted: Mutex::default(),
             proof: Mutex::default(),

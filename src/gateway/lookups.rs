@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use axum::body::{Body, Bytes};
-use futures::stream::{BoxStream, Stream, StreamExt as _};
+use futures::stream::{BoxStream, Stream, StreamExt as _, TryStreamExt as _};
 use http::{HeaderMap, HeaderName, Method, Response, StatusCode, header};
 use tokio::time::Instant;
 
@@ -63,46 +63,28 @@ pub(super) async fn call(request: PodRequest, caller: Caller) -> Answer {
         .iter()
         .find(|lookup| lookup.name.as_str() == name);
     let Some(lookup) = lookup else {
-        let call = calls::open(
-            &caller,
-            Via::Other,
-            &parts.method,
-            &target,
-            parts.uri.query(),
-        );
-        return Err(call
-            .refuse(
-                403,
-                Reason::NoRuleAllows,
-                "the run has no lookup of this name",
-                "lookups",
-            )
-            .await);
+        let detail = "the run has no lookup of this name";
+        return Err(calls::unknown(&caller, &parts, detail, "lookups").await);
     };
     let via = Via::Lookup(lookup.name.clone());
+    let query = parts.uri.query();
     let Some(segments) = normalised(path) else {
-        let call = calls::open(&caller, via, &parts.method, path, parts.uri.query());
+        let call = calls::open(&caller, via, &parts.method, path, query);
         let detail = "the path has '.', '..', an empty segment, or an encoded '/', '\\' or control character";
         return Err(call
             .refuse(400, Reason::NoRuleAllows, detail, "lookups")
             .await);
     };
     let clean = encoded(&segments);
-    let mut call = calls::open(&caller, via, &parts.method, &clean, parts.uri.query());
-    let (credential, origin) = match admitted(&caller, lookup, &parts.method, &segments).await {
-        Ok(admitted) => admitted,
-        Err(denied) => return Err(call.deny(denied).await),
+    let call = calls::open(&caller, via, &parts.method, &clean, query);
+    let admitted = admitted(&caller, lookup, &parts.method, &segments).await;
+    let count = || {
+        run.count_call(lookup, Instant::now()).map_err(|reason| {
+            let rule = format!("lookups[{}].limits", lookup.name);
+            Denied::by(rule, 429, reason, reason.hint())
+        })
     };
-    let Ok(_turn) = run.calls.acquire().await else {
-        return Err(call
-            .fail(503, Reason::GatewayBusy, "the run has ended")
-            .await);
-    };
-    if let Err(reason) = run.count_call(lookup, Instant::now()) {
-        let rule = format!("lookups[{}].limits", lookup.name);
-        return Err(call.refuse(429, reason, reason.hint(), &rule).await);
-    }
-    call.begin().await?;
+    let (call, (credential, origin), _turn) = call.take_up(&run, admitted, count).await?;
     let query = parts
         .uri
         .query()
@@ -130,12 +112,7 @@ async fn admitted(
     method: &Method,
     segments: &[String],
 ) -> Result<(Credential, Origin), Denied> {
-    let by_rule = |(detail, rule): Broken| Denied {
-        status: 403,
-        reason: Reason::NoRuleAllows,
-        detail: detail.to_owned(),
-        rule: Some(rule),
-    };
+    let by_rule = |(detail, rule): Broken| Denied::by(rule, 403, Reason::NoRuleAllows, detail);
     let unusable = |detail: String| Denied {
         status: 502,
         reason: Reason::UpstreamCredential,
@@ -255,22 +232,43 @@ pub(super) fn counted(
         headers.remove(name);
     }
     headers.remove(header::SET_COOKIE);
-    let counter = call.answered(status.as_u16());
+    let chunks = answer.bytes_stream().map_err(|error| {
+        let reason = if error.is_timeout() {
+            Reason::UpstreamTimeout
+        } else {
+            Reason::UpstreamUnreachable
+        };
+        (reason, plain(error))
+    });
+    let mut response = streamed(chunks, status, call, within);
+    *response.headers_mut() = headers;
+    response
+}
+
+/// An answer whose body is streamed and counted.
+pub(super) fn streamed(
+    chunks: impl Stream<Item = Result<Bytes, BrokenOff>> + Send + 'static,
+    status: StatusCode,
+    call: OpenCall,
+    within: impl Fn(u64) -> bool + Unpin + Send + 'static,
+) -> Response<Body> {
     let chunks = Counted {
-        chunks: Box::pin(answer.bytes_stream()),
-        counter,
+        chunks: Box::pin(chunks),
+        counter: call.answered(status.as_u16()),
         within,
         over: false,
     };
     let mut response = Response::new(Body::from_stream(chunks));
     *response.status_mut() = status;
-    *response.headers_mut() = headers;
     response
 }
 
+/// Why a body ended early, for the record and for whoever reads it.
+pub(super) type BrokenOff = (Reason, String);
+
 /// A body that is counted while it passes. Dropped with its connection, which writes the call's last line.
 struct Counted<W> {
-    chunks: BoxStream<'static, reqwest::Result<Bytes>>,
+    chunks: BoxStream<'static, Result<Bytes, BrokenOff>>,
     counter: Counter,
     within: W,
     over: bool,
@@ -285,15 +283,10 @@ impl<W: Fn(u64) -> bool + Unpin> Stream for Counted<W> {
         }
         match std::task::ready!(self.chunks.poll_next_unpin(context)) {
             None => Poll::Ready(None),
-            Some(Err(error)) => {
+            Some(Err((reason, words))) => {
                 self.over = true;
-                let reason = if error.is_timeout() {
-                    Reason::UpstreamTimeout
-                } else {
-                    Reason::UpstreamUnreachable
-                };
                 self.counter.broke_off(reason);
-                Poll::Ready(Some(Err(std::io::Error::other(plain(error)))))
+                Poll::Ready(Some(Err(std::io::Error::other(words))))
             }
             Some(Ok(bytes)) if (self.within)(bytes.len() as u64) => {
                 self.counter.add(bytes.len());

@@ -7,8 +7,8 @@ use tower_http::services::ServeFile;
 
 use super::output;
 use super::server::{Answer, Caller, PodRequest, json, read_json, refusal};
-use crate::api::Reason;
 use crate::api::wire::{Outcome, Problem, ProvisionReport};
+use crate::api::{Fault as _, Reason};
 use crate::audit::{Event, RecordError, Rejected};
 
 /// A report of 16 inputs with their first paths is some 100 KiB; the output is up to 1 MiB, escaped.
@@ -108,9 +108,10 @@ pub(super) async fn outcome(request: PodRequest, caller: &Caller) -> Answer {
             why: Rejected::AlreadyReported | Rejected::Ended,
             ..
         }) => return Ok(json(&serde_json::json!({}))),
-        Err(error) => return Err(not_recorded(&error)),
+        Err(error) => return Err(not_recorded(caller, &error)),
     }
     caller.live.note(|seen| {
+        seen.unrecorded = None;
         seen.outcome = Some(outcome);
         seen.output_failure = output_failure;
     });
@@ -124,15 +125,23 @@ pub(super) async fn append(caller: &Caller, events: Vec<Event>) -> Result<(), Re
         .record
         .append_all(&caller.live.parts.key, events)
         .await;
-    appended.map(drop).map_err(|error| not_recorded(&error))
+    appended.map_err(|error| not_recorded(caller, &error))?;
+    if caller.live.seen().unrecorded.is_some() {
+        caller.live.note(|seen| seen.unrecorded = None);
+    }
+    Ok(())
 }
 
-fn not_recorded(error: &RecordError) -> Response<Body> {
+/// The answer that the record cannot be written. What comes of it may have no other cause to show, so this one is kept.
+pub(super) fn not_recorded(caller: &Caller, error: &RecordError) -> Response<Body> {
     if let RecordError::Rejected { why, .. } = error {
         // It will not be taken later either: the run went on without it.
         return refusal(&Problem::new(409, Reason::GrantLost, why.to_string(), ""));
     }
     tracing::error!(%error, "a report could not be recorded");
+    let failure = error.failure(None);
+    let reason = failure.reason;
+    caller.live.note(|seen| seen.unrecorded = Some(failure));
     let detail = "the record cannot be written";
-    refusal(&Problem::new(503, Reason::RecordNotWritten, detail, ""))
+    refusal(&Problem::new(503, reason, detail, ""))
 }

@@ -32,23 +32,14 @@ const TLS_HANDSHAKE: u8 = 0x16;
 /// `CONNECT host:port`.
 pub(super) async fn connect(request: PodRequest, caller: Caller) -> Answer {
     let (host, port) = host_and_port(request.uri(), None);
-    let mut call = calls::open(
+    let call = calls::open(
         &caller,
         Via::Proxy,
         request.method(),
         &format!("{host}:{port}"),
         None,
     );
-    if let Err(detail) = allowed(&caller, &host, port) {
-        return Err(call
-            .refuse(403, Reason::NoRuleAllows, detail, "egress.allow")
-            .await);
-    }
-    call.begin().await?;
-    let upstream = match dial(&caller, &host, port).await {
-        Ok(upstream) => upstream,
-        Err((status, reason, detail)) => return Err(call.fail(status, reason, &detail).await),
-    };
+    let (call, upstream) = dialled(call, &caller, &host, port).await?;
     let counter = call.answered(200);
     // Not longer than the run: the other side of a tunnel may stay silent for ever.
     caller.spawn(async move {
@@ -64,7 +55,7 @@ pub(super) async fn connect(request: PodRequest, caller: Caller) -> Answer {
 pub(super) async fn forward(request: PodRequest, caller: Caller) -> Answer {
     let (host, port) = host_and_port(request.uri(), Some(80));
     let target = format!("{host}:{port}");
-    let mut call = calls::open(
+    let call = calls::open(
         &caller,
         Via::Proxy,
         request.method(),
@@ -81,17 +72,27 @@ pub(super) async fn forward(request: PodRequest, caller: Caller) -> Answer {
             )
             .await);
     }
-    if let Err(detail) = allowed(&caller, &host, port) {
+    let (call, upstream) = dialled(call, &caller, &host, port).await?;
+    send(request, upstream, call, &caller, &target).await
+}
+
+/// Connects a call to where it may go, once it is announced.
+async fn dialled(
+    mut call: OpenCall,
+    caller: &Caller,
+    host: &str,
+    port: u16,
+) -> Result<(OpenCall, TcpStream), Response<Body>> {
+    if let Err(detail) = allowed(caller, host, port) {
         return Err(call
             .refuse(403, Reason::NoRuleAllows, detail, "egress.allow")
             .await);
     }
     call.begin().await?;
-    let upstream = match dial(&caller, &host, port).await {
-        Ok(upstream) => upstream,
-        Err((status, reason, detail)) => return Err(call.fail(status, reason, &detail).await),
-    };
-    send(request, upstream, call, &caller, &target).await
+    match dial(caller, host, port).await {
+        Ok(upstream) => Ok((call, upstream)),
+        Err((status, reason, detail)) => Err(call.fail(status, reason, &detail).await),
+    }
 }
 
 async fn send(

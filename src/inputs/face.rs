@@ -13,7 +13,7 @@ use super::holds::{Holds, Turns};
 use super::list_error::ListError;
 use super::{
     AddressGuard, Credential, CredentialKey, GitSide as _, Listing, Mirror, Names, OriginClient,
-    Remote, Settings, Sources, SystemNames, Wants, credential, http, resolve,
+    Remote, Settings, Sources, SystemNames, UploadPack, Wants, credential, http, resolve,
 };
 use crate::api::{
     CommitId, ConnectorName, ConnectorUse, Failure, InputName, Namespace, ObjectFormat, Reason,
@@ -202,6 +202,23 @@ impl Inputs {
         credential.covers(repository)?;
         let stall = self.0.settings.times.stall;
         self.client_to(credential, Endpoint::from(repository), stall)
+    }
+
+    /// A repository that is reached over ssh: its own `git-upload-pack`, asked one question of protocol v2.
+    ///
+    /// # Errors
+    /// When the credential does not cover the repository, the server cannot be reached, or does not speak that protocol.
+    pub async fn ask_over_ssh(
+        &self,
+        credential: &Credential,
+        repository: &RepoUrl,
+        question: &[u8],
+    ) -> Result<UploadPack, Failure> {
+        let remote = Remote {
+            repository: repository.clone(),
+            credential: credential.clone(),
+        };
+        self.0.mirror.ask_ssh(&remote, question).await
     }
 
     fn client_to(

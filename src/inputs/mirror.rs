@@ -22,7 +22,7 @@ use super::ssh::Ssh;
 use super::store::Store;
 use super::{
     AddressGuard, CredentialKey, CredentialProof, GitSide, Listing, ObjectSeen, Remote, Settings,
-    Wanted, Wants, ssh_side,
+    UploadPack, Wanted, Wants, ssh_relay, ssh_side,
 };
 use crate::api::{CommitId, Failure, Fault, Reason, RepoUrl};
 
@@ -113,6 +113,17 @@ impl Mirror {
     #[must_use]
     pub fn fetches(&self) -> u64 {
         self.0.fetches.load(Ordering::Relaxed)
+    }
+
+    /// The server's own `git-upload-pack`, asked one question.
+    pub(super) async fn ask_ssh(
+        &self,
+        remote: &Remote,
+        question: &[u8],
+    ) -> Result<UploadPack, Failure> {
+        remote.credential.covers(&remote.repository)?;
+        let ssh = self.0.ssh(remote).await?;
+        ssh_relay::ask(ssh, remote, question, &self.0.settings).await
     }
 
     async fn answer(&self, wanted: &Wanted) -> Shareable {

@@ -91,7 +91,12 @@ fn refuses(ended: &Ended, said: &[u8]) -> bool {
 }
 
 /// What the words of `ssh`, of the server's program, or the streams themselves say about a listing that failed.
-async fn why(error: &ProtocolError, running: Running, bounds: Bounds, remote: &Remote) -> Failure {
+pub(super) async fn why(
+    error: &ProtocolError,
+    running: Running,
+    bounds: Bounds,
+    remote: &Remote,
+) -> Failure {
     let ended = last_words(running, bounds).await;
     let text = ended.map(|ended| String::from_utf8_lossy(&ended.stderr).into_owned());
     let text = text.unwrap_or_default();
@@ -144,14 +149,14 @@ fn is_end(error: &ProtocolError) -> bool {
 }
 
 /// A stream that fails when nothing comes for too long.
-struct Idle<R> {
+pub(super) struct Idle<R> {
     inner: R,
     patience: Duration,
     timer: Pin<Box<Sleep>>,
 }
 
 impl<R> Idle<R> {
-    fn new(inner: R, patience: Duration) -> Self {
+    pub(super) fn new(inner: R, patience: Duration) -> Self {
         Self {
             inner,
             patience,
