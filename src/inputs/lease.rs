@@ -2,7 +2,7 @@
 
 use super::resolve;
 use super::retry::{self, Missed};
-use super::{Credential, Inputs, PackLease, Remote, ResolvedInput, Wanted, Wants};
+use super::{Credential, Inputs, PackLease, Progress, Remote, ResolvedInput, Wanted, Wants};
 use crate::api::{Code, ConnectorUse, Failure, Fault as _, Healing, Namespace, Transport};
 
 impl Inputs {
@@ -17,8 +17,27 @@ impl Inputs {
         namespace: &Namespace,
         input: &ResolvedInput,
     ) -> Result<PackLease, Failure> {
+        self.pack_telling(namespace, input, &|_| {}).await
+    }
+
+    /// [`Inputs::pack`], telling `progress` why it waits.
+    ///
+    /// # Errors
+    /// As [`Inputs::pack`].
+    pub async fn pack_telling(
+        &self,
+        namespace: &Namespace,
+        input: &ResolvedInput,
+        progress: &(dyn Fn(Progress) + Send + Sync),
+    ) -> Result<PackLease, Failure> {
         let tried = || self.pack_once(namespace, input);
-        retry::until_settled(self.settings().times, &input.name, tried, |_| {}).await
+        let waiting = |failure: &Failure| {
+            progress(Progress {
+                input: input.name.clone(),
+                waiting_for: failure.clone(),
+            });
+        };
+        retry::until_settled(self.settings().times, &input.name, tried, waiting).await
     }
 
     async fn pack_once(

@@ -33,7 +33,14 @@ async fn close_one(
         None => "it had not begun".to_owned(),
         Some(attempt) => known_of(record, run, attempt).await?,
     };
-    let message = format!("the program that watched this run was killed; {known}");
+    // A workspace is made safe after the last word, or when that could not be written.
+    let kept = state.is_kept(&run.uid);
+    let what = if kept {
+        "could not write the record"
+    } else {
+        "was killed"
+    };
+    let message = format!("the program that watched this run {what}; {known}");
     let failure = Failure::new(Reason::RunAbandoned, message.clone());
     let ended = Event::RunEnded {
         attempt,
@@ -46,6 +53,9 @@ async fn close_one(
         "abandoned",
         &format!("{}/{} ({}): {message}", run.namespace, run.name, run.uid),
     );
+    if kept {
+        return Ok(());
+    }
     if let Err(error) = state.remove_run(&run.uid) {
         screen.warn("abandoned", &error.to_string());
     }
@@ -58,7 +68,7 @@ async fn known_of(record: &Record, run: &RunKey, attempt: Attempt) -> Result<Str
         match record.abandon(run, attempt, Reason::RunAbandoned).await? {
             Abandon::Abandoned => "its agent never started".to_owned(),
             Abandon::AlreadyStarted { .. } => {
-                "its agent had started, and died with the program; what it left was not read"
+                "its agent had started, and died with the program; what it left is not in the record"
                     .to_owned()
             }
         },

@@ -1,6 +1,6 @@
 //! One local run from the outside: what it is given, what it gives back, and what is made and removed around it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use tokio_util::task::TaskTracker;
 
 use super::abandoned;
 use super::privileges::Standing;
-use super::shell::Shell;
+use super::shell::{Lost, Shell};
 use super::sources::{ManifestSources, Manifests};
 use super::state::{State, StateError};
 use super::terminal::Screen;
@@ -57,6 +57,15 @@ pub enum LocalError {
     /// The record.
     #[error(transparent)]
     Record(RecordError),
+    /// The record was lost on the way.
+    #[error("the run ended without its last word, which the next run will write{}", kept_in(.kept.as_deref()))]
+    Lost {
+        /// Why.
+        #[source]
+        source: RecordError,
+        /// Where the workspace is, if an agent had started in it.
+        kept: Option<PathBuf>,
+    },
     /// Signals cannot be taken, or the kernel refuses something as basic.
     #[error("this process cannot be set up")]
     Process(#[source] std::io::Error),
@@ -75,7 +84,7 @@ impl Fault for LocalError {
     fn reason(&self) -> Reason {
         match self {
             Self::State(error) => error.reason(),
-            Self::Record(error) => error.reason(),
+            Self::Record(error) | Self::Lost { source: error, .. } => error.reason(),
             Self::Process(_) | Self::Uid(_) | Self::NoEnd => Reason::Bug,
             Self::Canaries(error) => error.reason(),
         }
@@ -136,12 +145,21 @@ pub async fn run(
     tracker.close();
     tracker.wait().await;
     record.close().await;
-    let kept = matches!(&ended, Ok(Some(ended)) if ended.kept.is_some());
-    if !kept {
-        state.remove_run(&uid).map_err(LocalError::State)?;
-    }
+    let kept = match &ended {
+        Ok(Some(Ended { kept, .. })) | Err(Lost { kept, .. }) => kept.is_some(),
+        Ok(None) => false,
+    };
+    let removed = if kept { Ok(()) } else { state.remove_run(&uid) };
     drop(lock);
-    ended.map_err(LocalError::Record)?.ok_or(LocalError::NoEnd)
+    // What became of the record is said first.
+    let ended = ended.map_err(|Lost { source, kept }| LocalError::Lost { source, kept })?;
+    removed.map_err(LocalError::State)?;
+    ended.ok_or(LocalError::NoEnd)
+}
+
+fn kept_in(kept: Option<&Path>) -> String {
+    kept.map(|path| format!("; what the agent left is in {}", path.display()))
+        .unwrap_or_default()
 }
 
 fn settings(state: &State, options: &Options) -> Settings {

@@ -103,6 +103,9 @@ impl LocalPod {
         let tracker = gateway.tracker.clone();
         tracker.spawn(async move {
             let over = self.run(&gateway, &live, &kill, &stage).await.err();
+            // Whatever gave up because the record did not take its report has that for its cause.
+            let over =
+                over.map(|failure| live.watch().borrow().unrecorded.clone().unwrap_or(failure));
             stage.send_replace(Stage::Over(over));
         });
         receiver

@@ -164,6 +164,10 @@ fn start_error(error: std::io::Error) -> SandboxError {
 }
 
 /// The one place that starts bubblewrap: with nothing of our environment but where programs are.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the one place that starts bubblewrap"
+)]
 fn bubblewrap() -> Command {
     let mut command = Command::new("bwrap");
     command.env_clear().env(

@@ -21,16 +21,31 @@ use super::state::RunPaths;
 use super::terminal::Screen;
 use super::watch::{Urgency, reaches};
 use crate::api::wire::{Drift, InputOutcome, UnknownReason};
-use crate::api::{Attempt, ConnectorUse, Decision, Event, Failure, Fault as _, Reason};
+use crate::api::{Attempt, ConnectorUse, Decision, Event, Failure, Fault as _, Healing, Reason};
 use crate::audit::{Entry, RecordError, RunKey, sentence};
 use crate::gateway::{Gateway, Live, LiveParts, Seen};
-use crate::inputs::{PackLease, ResolvedInput};
+use crate::inputs::{PackLease, Progress, ResolvedInput};
 use crate::run::{
-    self, Action, InputFacts, Observed, Pod, Policy, RecordFacts, Resolution, SpecFacts, Wish,
+    self, Action, AttemptState, InputFacts, Observed, Pod, Policy, RecordFacts, Resolution,
+    SpecFacts, Wish,
 };
 
 /// From the wish for a pod to the start grant: fetching what the mirror does not have is part of it.
 const START_TIMEOUT: Duration = Duration::from_mins(30);
+
+/// How long a record that refuses to be written is tried again once the agent has started: what it did is worth waiting
+/// for a full disk to be noticed. Before that the run has done nothing, and ends at once.
+const RECORD_PATIENCE: Duration = Duration::from_secs(30);
+/// Between two of these tries.
+const RECORD_EVERY: Duration = Duration::from_millis(500);
+
+/// The record was lost on the way.
+#[derive(Debug)]
+pub(super) struct Lost {
+    pub(super) source: RecordError,
+    /// Where the workspace is kept, if an agent had started in it.
+    pub(super) kept: Option<PathBuf>,
+}
 
 /// One run, and what this process alone knows of it.
 pub(super) struct Shell<'a> {
@@ -49,6 +64,8 @@ pub(super) struct Shell<'a> {
     running: Option<Running>,
     deleted: bool,
     began: Instant,
+    /// Since when the record has refused to be written.
+    unwritten: Option<Instant>,
     entries: Vec<Entry>,
     facts: RecordFacts,
 }
@@ -92,31 +109,73 @@ impl<'a> Shell<'a> {
             running: None,
             deleted: false,
             began: Instant::now(),
+            unwritten: None,
             entries: Vec::new(),
             facts: RecordFacts::default(),
         }
     }
 
     /// Observe, plan, act, until there is nothing left to do.
-    pub(super) async fn live(&mut self) -> Result<Option<Ended>, RecordError> {
+    ///
+    /// # Errors
+    /// When the record cannot be read or written, and stays so. Nothing of the run is alive then.
+    pub(super) async fn live(&mut self) -> Result<Option<Ended>, Lost> {
         loop {
-            if *self.urgency.borrow() == Urgency::Kill {
-                self.end_sandboxes().await;
-            }
-            // In this order: what the sandboxes did before they were over is in the record by then.
-            let pod = self.pod();
-            self.read().await?;
-            let seen = self.observe(pod);
-            for action in run::plan(&seen, Timestamp::now()) {
-                if action == Action::Done {
-                    return Ok(self.end(&seen).await);
-                }
-                match self.act(action).await {
-                    // It came too late: what the record says now decides anew.
-                    Err(RecordError::Rejected { .. }) | Ok(()) => {}
-                    Err(error) => return Err(error),
+            match self.turn().await {
+                Ok(Some(seen)) => return Ok(self.end(&seen).await),
+                Ok(None) => self.unwritten = None,
+                Err(error) if self.outlasts(&error).await => {}
+                Err(source) => {
+                    self.end_sandboxes().await;
+                    let kept = if self.started() {
+                        self.keep().await
+                    } else {
+                        None
+                    };
+                    return Err(Lost { source, kept });
                 }
             }
+        }
+    }
+
+    /// Once round. What was observed, when nothing is left to do.
+    async fn turn(&mut self) -> Result<Option<Observed>, RecordError> {
+        if *self.urgency.borrow() == Urgency::Kill {
+            self.end_sandboxes().await;
+        }
+        // In this order: what the sandboxes did before they were over is in the record by then.
+        let pod = self.pod();
+        self.read().await?;
+        let seen = self.observe(pod);
+        for action in run::plan(&seen, now()) {
+            if action == Action::Done {
+                return Ok(Some(seen));
+            }
+            match self.act(action).await {
+                // It came too late: what the record says now decides anew.
+                Err(RecordError::Rejected { .. }) | Ok(()) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Waits before a record that refused is tried again. False: it is not.
+    async fn outlasts(&mut self, error: &RecordError) -> bool {
+        let tried_at = Instant::now();
+        let since = *self.unwritten.get_or_insert(tried_at);
+        let worth_it = self.started() && error.reason().healing() == Healing::Transient;
+        if !worth_it || tried_at.duration_since(since) >= RECORD_PATIENCE {
+            return false;
+        }
+        if since == tried_at {
+            let failure = error.failure(None);
+            let text = format!("{}; tried again for {RECORD_PATIENCE:?}", failure.message);
+            self.screen.warn("record", &text);
+        }
+        tokio::select! {
+            () = tokio::time::sleep(RECORD_EVERY) => true,
+            () = reaches(self.urgency.clone(), Urgency::Kill) => false,
         }
     }
 
@@ -138,6 +197,12 @@ impl<'a> Shell<'a> {
         let head = self.entries.last();
         self.facts.head = head.map(|entry| (entry.sequence, entry.hash.clone()));
         Ok(())
+    }
+
+    /// Whether an agent started, by the record's word.
+    fn started(&self) -> bool {
+        let newest = self.facts.attempts.last();
+        newest.is_some_and(|attempt| matches!(attempt.state, AttemptState::Started(_)))
     }
 
     fn observe(&self, pod: Pod) -> Observed {
@@ -235,12 +300,14 @@ impl<'a> Shell<'a> {
             // A local pod says so itself.
             Action::AgentLost(_) => Ok(()),
             Action::StopAgent(attempt, reason) => {
-                self.append(vec![Event::AgentStopping { attempt, reason }])
-                    .await?;
+                let announced = self
+                    .append(vec![Event::AgentStopping { attempt, reason }])
+                    .await;
+                // A record that cannot be written keeps no agent alive.
                 if let Some(running) = &self.running {
                     running.live.stop(reason);
                 }
-                Ok(())
+                announced
             }
             Action::RecordOutcome(attempt, reason) => self.record_unknown(attempt, reason).await,
             Action::Finish(ending) => {
@@ -281,12 +348,7 @@ impl<'a> Shell<'a> {
 
     /// Pins the inputs, and shows that the lookups' connectors can be used. Ends early when the user is in a hurry.
     async fn resolve(&mut self, attempt: Attempt) -> Result<(), RecordError> {
-        let progress = |progress: crate::inputs::Progress| {
-            self.screen.warn(
-                "waiting",
-                &format!("{}: {}", progress.input, progress.waiting_for.message),
-            );
-        };
+        let progress = |progress| self.waiting(&progress);
         let _busy = self.screen.busy("resolving the inputs");
         let inputs = &self.gateway.inputs;
         let resolved = tokio::select! {
@@ -318,7 +380,7 @@ impl<'a> Shell<'a> {
         let packs = match prepared {
             Ok(packs) => packs,
             Err(failure) => {
-                self.refused = Some((failure, Timestamp::now()));
+                self.refused = Some((failure, now()));
                 return Ok(());
             }
         };
@@ -339,10 +401,7 @@ impl<'a> Shell<'a> {
             .and_then(|()| pod.serve(&self.gateway, &live, &self.stop));
         if let Err(error) = made {
             let message = format!("the sandbox's files and sockets could not be made: {error}");
-            self.refused = Some((
-                Failure::new(Reason::SandboxUnavailable, message),
-                Timestamp::now(),
-            ));
+            self.refused = Some((Failure::new(Reason::SandboxUnavailable, message), now()));
             return Ok(());
         }
         self.append(vec![Event::PodCreating {
@@ -369,12 +428,16 @@ impl<'a> Shell<'a> {
                 .credential(namespace, &lookup.connector, ConnectorUse::Lookups)
                 .await?;
         }
-        futures::future::try_join_all(
-            self.resolved
-                .iter()
-                .map(|input| inputs.pack(namespace, input)),
-        )
-        .await
+        let progress = |progress| self.waiting(&progress);
+        let packs = self.resolved.iter();
+        let packs = packs.map(|input| inputs.pack_telling(namespace, input, &progress));
+        futures::future::try_join_all(packs).await
+    }
+
+    /// Says why an input is not there yet.
+    fn waiting(&self, progress: &Progress) {
+        let (input, why) = (&progress.input, &progress.waiting_for.message);
+        self.screen.warn("waiting", &format!("{input}: {why}"));
     }
 
     /// What nobody could read is unknown, and said to be.
@@ -420,7 +483,7 @@ impl<'a> Shell<'a> {
         let timeout = async {
             match until {
                 Some(until) => {
-                    let left = Timestamp::now().duration_until(until);
+                    let left = now().duration_until(until);
                     tokio::time::sleep(left.try_into().unwrap_or(Duration::ZERO)).await;
                 }
                 None => std::future::pending().await,
@@ -495,6 +558,12 @@ impl<'a> Shell<'a> {
             }
         }
     }
+}
+
+/// The clock of this room: what decides gets it as a parameter.
+#[expect(clippy::disallowed_methods, reason = "the one place that reads it")]
+fn now() -> Timestamp {
+    Timestamp::now()
 }
 
 fn resolved_event(attempt: Attempt, input: &ResolvedInput) -> Event {

@@ -96,6 +96,11 @@ impl State {
             .is_ok_and(|lock| flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err())
     }
 
+    /// Whether the workspace of this run was made safe for its owner.
+    pub(super) fn is_kept(&self, uid: &RunUid) -> bool {
+        self.runs().join(uid.as_str()).join(KEPT).exists()
+    }
+
     /// Removes what a run left, whatever modes an agent gave it.
     pub(super) fn remove_run(&self, uid: &RunUid) -> Result<(), StateError> {
         remove_tree(&self.runs().join(uid.as_str()))
@@ -115,9 +120,8 @@ impl State {
             .filter(|(_, uid)| !self.is_watched(uid))
             .collect();
         kept.sort();
-        let (safe, unsafe_): (Vec<_>, Vec<_>) = kept
-            .into_iter()
-            .partition(|(_, uid)| self.runs().join(uid.as_str()).join(KEPT).exists());
+        let (safe, unsafe_): (Vec<_>, Vec<_>) =
+            kept.into_iter().partition(|(_, uid)| self.is_kept(uid));
         let surplus = safe.len().saturating_sub(KEPT_RUNS);
         unsafe_
             .iter()

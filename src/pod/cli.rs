@@ -251,8 +251,9 @@ impl CommandArgs {
     }
 }
 
-/// For how long a local run asks for its grant: the gateway is the program that started it.
-const LOCAL_GRANT: Duration = Duration::from_mins(1);
+/// For how long a local run asks for its grant: the gateway is the program that started it, and its record waits 10 s for
+/// another process.
+const LOCAL_GRANT: Duration = Duration::from_secs(15);
 
 impl AgentArgs {
     fn options(self) -> Result<agent::Options, GatewayError> {

@@ -23,7 +23,7 @@ const STEPS: [&str; 12] = [
     "run.ended",
 ];
 
-fn nothing_runs_of(world: &World, when: &str) {
+pub(super) fn nothing_runs_of(world: &World, when: &str) {
     let state = world.state().display().to_string();
     soon(&format!("no process is left {when}"), || {
         processes_with(&state).is_empty().then_some(())
