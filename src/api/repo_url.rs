@@ -11,13 +11,30 @@ use url::Url;
 use super::rules;
 
 /// How a repository is reached.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Transport {
     /// Smart HTTP over TLS.
     Https,
     /// git over ssh.
     Ssh,
+}
+
+impl Transport {
+    /// The scheme of its addresses.
+    fn scheme(self) -> &'static str {
+        match self {
+            Self::Https => "https",
+            Self::Ssh => "ssh",
+        }
+    }
+
+    fn default_port(self) -> u16 {
+        match self {
+            Self::Https => 443,
+            Self::Ssh => 22,
+        }
+    }
 }
 
 /// Why a text is no repository address (or no origin). Never quotes the text: it may hold a secret.
@@ -55,26 +72,39 @@ impl RepoUrlError {
     }
 }
 
+/// Where something is: what a repository and an origin have in common, and are compared by.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Place {
+    transport: Transport,
+    /// In lower case; IPv6 with its brackets.
+    host: String,
+    port: u16,
+    /// As written.
+    segments: Vec<String>,
+}
+
+impl Place {
+    /// Whether this lies at or below that, by whole path segments.
+    fn is_within(&self, other: &Self) -> bool {
+        self.transport == other.transport
+            && self.host == other.host
+            && self.port == other.port
+            && self.segments.starts_with(&other.segments)
+    }
+}
+
 /// A server that a credential is bound to: scheme, host, port and a path prefix of whole segments.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct Origin {
-    scheme: String,
-    host: String,
-    port: u16,
-    prefix: Vec<String>,
-}
+pub struct Origin(Place);
 
 /// The address of a repository: https, ssh, or `git@host:path`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct RepoUrl {
     text: String,
-    transport: Transport,
     user: Option<String>,
-    host: String,
-    port: u16,
-    path: Vec<String>,
+    place: Place,
 }
 
 impl RepoUrl {
@@ -87,7 +117,7 @@ impl RepoUrl {
     /// How the repository is reached.
     #[must_use]
     pub fn transport(&self) -> Transport {
-        self.transport
+        self.place.transport
     }
 
     /// The ssh user; `None` for https, or where none is written.
@@ -99,48 +129,39 @@ impl RepoUrl {
     /// The host, in lower case; IPv6 with its brackets.
     #[must_use]
     pub fn host(&self) -> &str {
-        &self.host
+        &self.place.host
     }
 
     /// The port, also when it is the scheme's default.
     #[must_use]
     pub fn port(&self) -> u16 {
-        self.port
+        self.place.port
     }
 
     /// The path's segments as written.
     #[must_use]
     pub fn segments(&self) -> &[String] {
-        &self.path
+        &self.place.segments
     }
 
     /// A cleaned form for keys: scheme, host, port and path without a last `.git` or `/`. Case of the path is kept.
     #[must_use]
     pub fn key(&self) -> String {
-        let path = self.path.join("/");
-        let scheme = match self.transport {
-            Transport::Https => "https",
-            Transport::Ssh => "ssh",
-        };
-        format!(
-            "{scheme}://{}:{}/{}",
-            self.host,
-            self.port,
-            path.strip_suffix(".git").unwrap_or(&path)
-        )
+        let Place {
+            transport,
+            host,
+            port,
+            segments,
+        } = &self.place;
+        let path = segments.join("/");
+        let path = path.strip_suffix(".git").unwrap_or(&path);
+        format!("{}://{host}:{port}/{path}", transport.scheme())
     }
 
     /// Whether this repository lies at or below the origin, by whole path segments.
     #[must_use]
     pub fn is_within(&self, origin: &Origin) -> bool {
-        let scheme = match self.transport {
-            Transport::Https => "https",
-            Transport::Ssh => "ssh",
-        };
-        origin.scheme == scheme
-            && origin.host == self.host
-            && origin.port == self.port
-            && self.path.starts_with(&origin.prefix)
+        self.place.is_within(&origin.0)
     }
 
     fn https(text: &str) -> Result<Self, RepoUrlError> {
@@ -148,7 +169,7 @@ impl RepoUrl {
         if at.user.is_some() {
             return Err(RepoUrlError::Credential);
         }
-        Self::with_authority(text, &at, Transport::Https, 443)
+        Self::with_authority(text, &at, Transport::Https)
     }
 
     fn ssh(text: &str) -> Result<Self, RepoUrlError> {
@@ -158,23 +179,24 @@ impl RepoUrl {
             Some(user) if !is_plain(user) => return Err(RepoUrlError::Host),
             Some(_) | None => {}
         }
-        Self::with_authority(text, &at, Transport::Ssh, 22)
+        Self::with_authority(text, &at, Transport::Ssh)
     }
 
     fn with_authority(
         text: &str,
         at: &Authority<'_>,
         transport: Transport,
-        default_port: u16,
     ) -> Result<Self, RepoUrlError> {
-        let (host, port) = at.host_and_port(default_port)?;
+        let (host, port) = at.host_and_port(transport.default_port())?;
         Ok(Self {
             text: text.to_owned(),
-            transport,
             user: at.user.map(str::to_owned),
-            host,
-            port,
-            path: segments(at.path)?,
+            place: Place {
+                transport,
+                host,
+                port,
+                segments: segments(at.path)?,
+            },
         })
     }
 
@@ -186,11 +208,13 @@ impl RepoUrl {
         }
         Ok(Self {
             text: text.to_owned(),
-            transport: Transport::Ssh,
             user: Some(user.to_owned()),
-            host: host.to_ascii_lowercase(),
-            port: 22,
-            path: segments(path)?,
+            place: Place {
+                transport: Transport::Ssh,
+                host: host.to_ascii_lowercase(),
+                port: Transport::Ssh.default_port(),
+                segments: segments(path)?,
+            },
         })
     }
 }
@@ -219,25 +243,25 @@ impl Origin {
     /// `https` or `ssh`.
     #[must_use]
     pub fn scheme(&self) -> &str {
-        &self.scheme
+        self.0.transport.scheme()
     }
 
     /// The host, in lower case.
     #[must_use]
     pub fn host(&self) -> &str {
-        &self.host
+        &self.0.host
     }
 
     /// The port, also when it is the scheme's default.
     #[must_use]
     pub fn port(&self) -> u16 {
-        self.port
+        self.0.port
     }
 
     /// The path prefix's segments.
     #[must_use]
     pub fn prefix(&self) -> &[String] {
-        &self.prefix
+        &self.0.segments
     }
 
     /// The repository `PATH` (such as `acme/app`) below this origin, over https or ssh as the origin says.
@@ -252,12 +276,17 @@ impl Origin {
 impl fmt::Display for Origin {
     /// `https://host[:port][/prefix]`, without the scheme's default port.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}://{}", self.scheme, self.host)?;
-        let default = if self.scheme == "https" { 443 } else { 22 };
-        if self.port != default {
-            write!(f, ":{}", self.port)?;
+        let Place {
+            transport,
+            host,
+            port,
+            segments,
+        } = &self.0;
+        write!(f, "{}://{host}", transport.scheme())?;
+        if *port != transport.default_port() {
+            write!(f, ":{port}")?;
         }
-        self.prefix
+        segments
             .iter()
             .try_for_each(|segment| write!(f, "/{segment}"))
     }
@@ -273,27 +302,27 @@ impl FromStr for Origin {
         if text.contains(['?', '#']) {
             return Err(RepoUrlError::QueryOrFragment);
         }
-        let (scheme, default) = match text.split_once("://") {
-            Some((scheme @ "https", _)) => (scheme, 443),
-            Some((scheme @ "ssh", _)) => (scheme, 22),
+        let transport = match text.split_once("://") {
+            Some(("https", _)) => Transport::Https,
+            Some(("ssh", _)) => Transport::Ssh,
             Some(_) | None => return Err(RepoUrlError::Scheme),
         };
         let at = Authority::of(text)?;
         if at.user.is_some() {
             return Err(RepoUrlError::Credential);
         }
-        let (host, port) = at.host_and_port(default)?;
-        let prefix = if at.path.trim_matches('/').is_empty() {
+        let (host, port) = at.host_and_port(transport.default_port())?;
+        let segments = if at.path.trim_matches('/').is_empty() {
             Vec::new()
         } else {
             segments(at.path)?
         };
-        Ok(Self {
-            scheme: scheme.to_owned(),
+        Ok(Self(Place {
+            transport,
             host,
             port,
-            prefix,
-        })
+            segments,
+        }))
     }
 }
 

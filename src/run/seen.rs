@@ -7,7 +7,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::plan::Limits;
-use crate::api::wire::{AgentExit, InputOutcome, ProvisionedInput};
+use crate::api::wire::{AgentExit, Canary, InputOutcome, ProvisionedInput};
 use crate::api::{
     Attempt, CommitId, Event, Failure, InputName, Namespace, ObjectFormat, OnDrift, Reason,
     RefName, RunName, RunUid,
@@ -420,7 +420,9 @@ impl AttemptFacts {
                 self.provisioned = Some((at, inputs.clone()));
             }
             Event::PolicyProof { enforced, open, .. } => {
-                let open = open.iter().map(|canary| canary.name.clone()).collect();
+                let place = |canary: &Canary| format!("{} ({})", canary.name, canary.address);
+                let mut open: Vec<_> = open.iter().map(place).collect();
+                open.dedup(); // over TCP and over UDP
                 self.proof = Some((at, *enforced, open));
             }
             Event::AgentStarted { .. } => self.state = AttemptState::Started(at),

@@ -189,8 +189,7 @@ pub fn read_numbered(file: &str, bytes: &[u8]) -> Vec<(usize, Result<Document, M
     };
     if bytes.len() > MAX_BYTES {
         let message = format!(
-            "has {} bytes: a manifest can have at most {MAX_BYTES} (4 MiB); put what is large into an input",
-            bytes.len()
+            "has more than {MAX_BYTES} bytes (4 MiB), the most that a manifest can have: put what is large into an input"
         );
         return refuse(message.into());
     }

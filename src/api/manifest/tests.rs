@@ -216,7 +216,7 @@ fn what_would_take_too_much_is_refused_with_the_limit() {
     let large = "# x\n".repeat(MAX_BYTES / 4 + 1);
     assert_eq!(
         errors(&large),
-        "run.yaml: has 4194308 bytes: a manifest can have at most 4194304 (4 MiB); put what is large into an input"
+        "run.yaml: has more than 4194304 bytes (4 MiB), the most that a manifest can have: put what is large into an input"
     );
     let mut bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n".to_owned();
     for level in 1..10 {
