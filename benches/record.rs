@@ -3,6 +3,10 @@
 //! `cargo bench --bench record [-- DIRECTORY]`: the directory decides whose fsync is measured. Beside it stands what
 //! the disk itself takes for a 4 KiB write and fsync.
 #![allow(
+    clippy::disallowed_methods,
+    reason = "benches look at clocks and start programs as they need"
+)]
+#![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
     reason = "a bench prints, and may fail"

@@ -1,4 +1,8 @@
 //! The record on a real SQLite file: the grant, the chain, the errors, several processes, SIGKILL.
+#![allow(
+    clippy::disallowed_methods,
+    reason = "tests look at clocks and start programs as they need"
+)]
 #![allow(clippy::unwrap_used, reason = "helpers of tests may panic, too")]
 
 mod record {

@@ -4,6 +4,10 @@
 //! A failing seed is printed. `SIMULATION_SEED=N cargo test --test run_simulation replay -- --nocapture` tells it step
 //! by step.
 #![allow(
+    clippy::disallowed_methods,
+    reason = "tests look at clocks and start programs as they need"
+)]
+#![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
     clippy::print_stdout,

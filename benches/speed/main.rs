@@ -2,6 +2,10 @@
 //!
 //! Each row measures the real programs against a real server, with the rival in the same run: rounds are taken in turns
 //! and the median counts, so that a busy machine slows both. A missed target is shown as missed, and is no error.
+#![allow(
+    clippy::disallowed_methods,
+    reason = "benches look at clocks and start programs as they need"
+)]
 
 mod local;
 mod lookups;

@@ -77,6 +77,10 @@ impl Record {
             connection,
             reader.clone(),
         );
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "it ends with the last handle, and `close` waits for it"
+        )]
         tokio::spawn(writer.run(requests));
         Ok(Self {
             shared: Arc::new(Shared {
@@ -272,6 +276,10 @@ impl Record {
 }
 
 /// The system's clock: the one place where the record reads it.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the clock of the record: a parameter everywhere else"
+)]
 fn now() -> Timestamp {
     Timestamp::now()
 }

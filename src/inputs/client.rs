@@ -177,6 +177,10 @@ impl Clients {
     }
 }
 
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the one place that makes clients for other servers"
+)]
 fn build(guard: &AddressGuard, kind: &Kind, connect: Duration) -> Result<reqwest::Client, Failure> {
     let resolver = Checked {
         guard: guard.clone(),

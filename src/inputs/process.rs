@@ -178,6 +178,10 @@ impl Running {
 ///
 /// The shell sets the memory limit before the program is there, so nothing that it starts can escape it. A limit
 /// that is lower already stays.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the one place of this room that starts programs"
+)]
 pub(super) fn spawn(job: &Job) -> io::Result<Running> {
     const LIMITED: &str = r#"ulimit -c 0; ulimit -v "$0" 2>/dev/null; exec "$@""#;
     let child = Command::new("/bin/sh")

@@ -76,6 +76,10 @@ async fn attempt(
     let wants = Wants(input.selector.name().cloned().into_iter().collect());
     let listing = inputs.listing(&remote, wants).await;
     let listing = listing.map_err(|error| missed(&error, &remote))?;
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "when the server gave its answer: nothing is decided by it"
+    )]
     let resolved_at = jiff::Timestamp::now();
     let pinned = pin(&input.selector, &listing).map_err(|error| pin_failure(&error, &remote))?;
     let depth = input.depth;

@@ -88,7 +88,7 @@ impl Relay {
                 Ok((stream, _)) => {
                     let gateway = self.gateway.clone();
                     let port = self.port;
-                    tokio::spawn(async move {
+                    crate::pod::spawn(async move {
                         serve_connection(stream, gateway, port).await;
                         drop(place);
                     });
@@ -196,7 +196,7 @@ async fn forward(
         && response.status().is_success()
     {
         let upstream = hyper::upgrade::on(&mut response);
-        tokio::spawn(async move {
+        crate::pod::spawn(async move {
             if let Ok((client, upstream)) = tokio::try_join!(client, upstream) {
                 let (mut client, mut upstream) = (TokioIo::new(client), TokioIo::new(upstream));
                 let _broken = tokio::io::copy_bidirectional(&mut client, &mut upstream).await;

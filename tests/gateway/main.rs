@@ -1,4 +1,8 @@
 //! The gateway at its real boundaries: a forge's ticket API behind a credential, a socket, TLS, a record on disk.
+#![allow(
+    clippy::disallowed_methods,
+    reason = "tests look at clocks and start programs as they need"
+)]
 // `cfg(test)` is always so here; it tells clippy that helpers of tests may unwrap, too.
 #![cfg(test)]
 #![allow(

@@ -1,5 +1,9 @@
 //! Inputs are fetched from real git servers into packs: by id and by every fallback, with credentials that nobody sees,
 //! over https and ssh, within bounds.
+#![allow(
+    clippy::disallowed_methods,
+    reason = "tests look at clocks and start programs as they need"
+)]
 // `cfg(test)` is always so here; it tells clippy that helpers of tests may unwrap, too.
 #![cfg(test)]
 

@@ -3,6 +3,10 @@
 //! `make e2e` runs these; by hand: `cargo test --test operator -- --ignored`, once `e2e/cluster/build` has made etcd and
 //! kube-apiserver.
 #![allow(
+    clippy::disallowed_methods,
+    reason = "tests look at clocks and start programs as they need"
+)]
+#![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
     reason = "helpers of tests may panic"

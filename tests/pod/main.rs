@@ -1,5 +1,8 @@
 //! The pod program as a process, against a real HTTP server on a Unix socket that speaks the wire's contract.
-
+#![allow(
+    clippy::disallowed_methods,
+    reason = "tests look at clocks and start programs as they need"
+)]
 #![allow(
     clippy::unwrap_used,
     clippy::panic,

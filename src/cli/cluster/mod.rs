@@ -183,9 +183,17 @@ pub(super) fn list(args: &ListArgs) -> Result<(), Failure> {
             text.push('\n');
             print(&text);
         }
-        Format::Text => print(&table(&runs, args.all_namespaces, Timestamp::now())),
+        Format::Text => print(&table(&runs, args.all_namespaces, now())),
     }
     Ok(())
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "ages are shown as of now: a parameter below"
+)]
+fn now() -> Timestamp {
+    Timestamp::now()
 }
 
 fn table(runs: &[SandboxRun], namespaces: bool, now: Timestamp) -> String {
@@ -231,7 +239,7 @@ pub(super) fn status(args: &StatusArgs) -> Result<(), Failure> {
             text.push('\n');
             print(&text);
         }
-        Format::Text => print(&page::page(&run, Timestamp::now())),
+        Format::Text => print(&page::page(&run, now())),
     }
     Ok(())
 }

@@ -91,7 +91,7 @@ pub async fn run(options: &Options) -> Result<ExitCode, AgentError> {
     let processes = Processes::prepare().map_err(ExecError::Prepare)?;
     let gateway = &options.supervision.gateway;
     let relay = Relay::bind(options.relay_port, gateway.clone()).await?;
-    let relaying = tokio::spawn(relay.serve());
+    let relaying = crate::pod::spawn(relay.serve());
     let ready = CancellationToken::new();
     ready.cancel();
     let prover = Prover::new(gateway.clone(), Vec::new());

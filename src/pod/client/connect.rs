@@ -182,7 +182,7 @@ async fn shaken(
         .await
         .map_err(CallError::Broken)?;
     // Ends by itself when the sender and the answer's body are dropped.
-    tokio::spawn(async move {
+    crate::pod::spawn(async move {
         let _ended = connection.with_upgrades().await;
     });
     Ok(sender)

@@ -7,7 +7,9 @@ use std::collections::HashSet;
 use std::fs::File;
 use std::io::Read as _;
 use std::os::fd::OwnedFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use crate::api::{CommitId, ObjectFormat};
 use crate::pod::head;

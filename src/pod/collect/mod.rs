@@ -10,7 +10,9 @@ mod walk;
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use rustix::fs::{self, Mode, OFlags};
 use rustix::io::Errno;

@@ -9,7 +9,8 @@ use std::fs::File;
 use std::io::Read as _;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+
+use tokio::time::Instant;
 
 use aws_lc_rs::digest;
 use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, RawDir};

@@ -19,7 +19,9 @@ use std::fs;
 use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
+
+use tokio::time::Instant;
 
 use futures::StreamExt as _;
 use rustix::fs::Timespec;
@@ -437,6 +439,10 @@ fn adopt_pack(input: &PlannedInput, packs: &Path) -> Result<Pack, ProvisionError
 
 /// All files are two seconds older than the index. git takes a file that is as old as its index for one that may have
 /// changed meanwhile, and would read all of them again with the first `git status`.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "what is written is the age of files"
+)]
 fn earlier() -> Timespec {
     let now = SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
