@@ -3,7 +3,7 @@
 use demo_forge::{Change, KeyType, Options, Scope, Ssh, Visibility};
 use rstest::rstest;
 use sandboxrun::api::{Auth, Failure, Reason, RefSelector};
-use sandboxrun::inputs::{CredentialProof, Inputs, ResolvedInput, Settings, Sources};
+use sandboxrun::inputs::{CredentialProof, Inputs, ResolvedInput, Sources};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,14 +18,9 @@ struct SshWorld {
 }
 
 async fn ssh_world() -> SshWorld {
-    ssh_tuned(|_| {}).await
-}
-
-async fn ssh_tuned(tune: impl FnOnce(&mut Settings)) -> SshWorld {
     let mut world = tuned(Options::new(), |settings| {
         settings.times.brief = Duration::ZERO;
         settings.times.give_up = Duration::ZERO;
-        tune(settings);
     })
     .await;
     let repo = world.forge.create("acme/app", Visibility::Private).unwrap();
@@ -247,14 +242,16 @@ async fn a_server_that_is_not_there_is_unreachable_over_ssh() {
 
 #[tokio::test]
 async fn t03_an_ssh_server_that_goes_silent_ends_the_attempt() {
-    let own = ssh_tuned(|settings| {
-        settings.times.stall = Duration::from_secs(2);
-        settings.times.connect = Duration::from_secs(2);
-    })
-    .await;
+    let mut own = ssh_world().await;
     let key = own.ssh.authorize(Scope::Read).unwrap();
     own.connect(key.text(), &own.known());
+    // With all the time that a busy machine needs.
     let resolved = own.resolve(branch("main")).await.unwrap();
+    let mut settings = own.world.inputs.settings().clone();
+    settings.times.stall = Duration::from_secs(2);
+    settings.times.connect = Duration::from_secs(2);
+    let sources = Arc::clone(&own.world.manifests) as Arc<dyn Sources>;
+    own.world.inputs = Inputs::new(settings, sources);
     own.ssh.go_silent(true);
     let listed = own.run(branch("main")).await.unwrap_err();
     let fetched = own
