@@ -267,7 +267,8 @@ impl Fetch<'_> {
         let url = self.wanted.remote.repository.as_str();
         let call = way.prepare(call).args(["--end-of-options", url, refspec]);
         self.count.fetch_add(1, Ordering::Relaxed);
-        // curl ends a silent transfer by itself. This ends a silent connection too, over https and ssh alike.
+        // Silence ends it, over https and ssh alike. Not curl's own limit: a server that packs for long says five bytes in
+        // five seconds that it lives, which curl takes for less than one a second.
         let times = self.settings.times;
         let stall = Some(times.stall + times.connect);
         let ended = way

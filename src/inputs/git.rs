@@ -51,7 +51,6 @@ const FIXED: &[(&str, &str)] = &[
     ("fetch.writeCommitGraph", "false"),
     ("gc.auto", "0"),
     ("http.followRedirects", "false"),
-    ("http.lowSpeedLimit", "1"),
     ("maintenance.auto", "false"),
     ("pack.windowMemory", "64m"),
     ("pack.writeReverseIndex", "false"),
@@ -106,7 +105,6 @@ pub struct Git {
     program: PathBuf,
     path: OsString,
     home: PathBuf,
-    stall: Duration,
 }
 
 impl Git {
@@ -114,11 +112,7 @@ impl Git {
     ///
     /// # Errors
     /// When it is missing or too old.
-    pub(super) async fn find(
-        settings: &FetchSettings,
-        stall: Duration,
-        home: PathBuf,
-    ) -> Result<Self, GitError> {
+    pub(super) async fn find(settings: &FetchSettings, home: PathBuf) -> Result<Self, GitError> {
         let program = process::find(&settings.git, &settings.path).ok_or(GitError::Missing {
             program: "git",
             install: "install it with `apt-get install git`, or your system's like",
@@ -127,7 +121,6 @@ impl Git {
             program,
             path: settings.path.clone(),
             home,
-            stall,
         };
         let bounds = Bounds {
             deadline: Duration::from_secs(20),
@@ -218,13 +211,11 @@ impl Call<'_> {
 
     fn job(self, bounds: Bounds) -> Job {
         let mut args: Vec<OsString> = Vec::new();
-        let low_speed = self.git.stall.as_secs().max(1);
         let fixed = FIXED.iter().map(|(name, value)| format!("{name}={value}"));
         let honest = HONEST
             .iter()
             .map(|finding| format!("fetch.fsck.{finding}=ignore"));
-        let own = std::iter::once(format!("http.lowSpeedTime={low_speed}"));
-        for setting in fixed.chain(honest).chain(own).chain(self.config) {
+        for setting in fixed.chain(honest).chain(self.config) {
             args.push("-c".into());
             args.push(setting.into());
         }
@@ -296,9 +287,7 @@ mod tests {
     #[tokio::test]
     async fn a_machine_without_git_is_told_what_to_install() {
         let (settings, home) = git(OsStr::new("/nowhere"));
-        let error = Git::find(&settings, Duration::from_secs(30), home)
-            .await
-            .unwrap_err();
+        let error = Git::find(&settings, home).await.unwrap_err();
         assert_eq!(error.reason(), Reason::ProgramMissing);
         assert!(error.to_string().contains("apt-get install git"), "{error}");
     }
@@ -317,9 +306,7 @@ mod tests {
     ) {
         let dir = tempfile::tempdir().unwrap();
         let (settings, home) = git(&FetchSettings::default().path);
-        let git = Git::find(&settings, Duration::from_secs(30), home)
-            .await
-            .unwrap();
+        let git = Git::find(&settings, home).await.unwrap();
         let bounds = Bounds {
             deadline: Duration::from_secs(20),
             memory_bytes: 1 << 30,

@@ -174,8 +174,8 @@ impl Inner {
                 .map_err(std::io::Error::other)
                 .flatten()
                 .map_err(|error| self.state_failure(error))?;
-            let (fetch, stall) = (&self.settings.fetch, self.settings.times.stall);
-            let git = Git::find(fetch, stall, session.home()).await;
+            let fetch = &self.settings.fetch;
+            let git = Git::find(fetch, session.home()).await;
             let git = git.map_err(|error| error.failure(None))?;
             let store = Arc::new(Store::new(&self.settings.state_dir, &session, fetch));
             Ok(Ready {
