@@ -319,6 +319,7 @@ reasons! {
     CanaryDown: PolicyNotEnforced, Permanent, "the canaries did not listen, so nothing is proved: run again; if it lasts, report it";
     SandboxUnavailable: PolicyNotEnforced, Permanent, "install or allow what the message names, so that a sealed sandbox can be made";
     PolicyOpened: PolicyNotEnforced, Permanent, "let the other policy that the message names leave out pods of runs";
+    PolicyRefused: PolicyNotEnforced, Transient, "let the operator write the network policy of runs into the namespace, as the message says: it is asked again";
     PolicyLost: PolicyNotEnforced, Permanent, "keep the network policy as sandboxrun made it, and add no other one that selects run pods";
 
     PodEvicted: Disrupted, Permanent, "run again: the pod was taken away after the agent had started";
@@ -349,6 +350,7 @@ reasons! {
     Bug: Internal, Permanent, "report this with the record of the run";
     ProgramMissing: Internal, Permanent, "install the program that the message names, and run again";
     StateUnusable: Internal, Permanent, "let this user write the directory that the message names, or name another one";
+    CallFailed: Internal, Transient, "the API server did not do what the message says: it is asked again; if it lasts, see what keeps the operator from it";
     HostDiskFull: Internal, Transient, "free space on the host side's volumes";
     SettingsInvalid: Internal, Permanent, "correct the named field in the chart's values";
     ClusterUnusable: Internal, Permanent, "give the operator what the message names: a right, an object, or a newer Kubernetes";

@@ -143,6 +143,13 @@ struct EventRow {
     hash: Vec<u8>,
 }
 
+/// What became of one run object of an identity.
+struct Lived {
+    key: RunKey,
+    started_at: Option<String>,
+    open: bool,
+}
+
 impl Record {
     /// Runs without a last word.
     ///
@@ -284,10 +291,48 @@ impl Record {
         digest: &str,
         rerun: &str,
     ) -> Result<Option<RunKey>, RecordError> {
+        let lives = self.lives(namespace, name, digest, rerun).await?;
+        let started = lives
+            .into_iter()
+            .filter_map(|life| Some((life.started_at?, life.key)));
+        Ok(started
+            .max_by(|(at, _), (other, _)| at.cmp(other))
+            .map(|(_, key)| key))
+    }
+
+    /// Run objects of this name, digest and `rerun` whose agent has not started and still may: no other one begins beside
+    /// them, or both may start.
+    ///
+    /// # Errors
+    /// When the record cannot be read.
+    pub async fn may_still_start(
+        &self,
+        namespace: &Namespace,
+        name: &RunName,
+        digest: &str,
+        rerun: &str,
+    ) -> Result<Vec<RunKey>, RecordError> {
+        let lives = self.lives(namespace, name, digest, rerun).await?;
+        let may_start = |life: &Lived| life.open && life.started_at.is_none();
+        Ok(lives
+            .into_iter()
+            .filter(may_start)
+            .map(|life| life.key)
+            .collect())
+    }
+
+    /// What became of each run object of this identity.
+    async fn lives(
+        &self,
+        namespace: &Namespace,
+        name: &RunName,
+        digest: &str,
+        rerun: &str,
+    ) -> Result<Vec<Lived>, RecordError> {
         let rows: Vec<(String, String, String)> = sqlx::query_as(
             "SELECT e.uid, e.at, e.body FROM runs r \
              JOIN events e ON e.namespace = r.namespace AND e.uid = r.uid \
-             WHERE r.namespace = ? AND r.name = ? AND e.kind IN ('run.created', 'agent.started') \
+             WHERE r.namespace = ? AND r.name = ? AND e.kind IN ('run.created', 'agent.started', 'run.ended') \
              ORDER BY e.uid, e.sequence",
         )
         .bind(namespace.as_str())
@@ -295,8 +340,9 @@ impl Record {
         .fetch_all(self.reader())
         .await
         .map_err(self.failed("reading runs of a name"))?;
+        let mut lives: Vec<Lived> = Vec::new();
+        // Whether the present life of an object is one of this identity.
         let mut same = false;
-        let mut newest: Option<(String, String)> = None;
         for (uid, at, body) in rows {
             let event = serde_json::from_str(&body)
                 .map_err(|error| self.row(format!("an event of run {uid}: {error}")))?;
@@ -304,16 +350,25 @@ impl Record {
                 digest: of,
                 rerun: again,
                 ..
-            } = event
+            } = &event
             {
                 same = of == digest && again == rerun;
-            } else if same && newest.as_ref().is_none_or(|(newest, _)| *newest < at) {
-                newest = Some((at, uid));
+                if same {
+                    lives.push(Lived {
+                        key: self.key(namespace.as_str(), name.as_str(), &uid)?,
+                        started_at: None,
+                        open: true,
+                    });
+                }
+            } else if let Some(life) = lives.last_mut().filter(|_| same) {
+                if let Event::RunEnded { .. } = event {
+                    life.open = false;
+                } else {
+                    life.started_at = Some(at);
+                }
             }
         }
-        newest
-            .map(|(_, uid)| self.key(namespace.as_str(), name.as_str(), &uid))
-            .transpose()
+        Ok(lives)
     }
 
     /// Checks the chain of one run; with a head that was kept, also that its end was not cut off. `None`: the run is

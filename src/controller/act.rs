@@ -28,8 +28,17 @@ const TRIES: u32 = 4;
 /// Before the second try; doubled for each further one.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// What to do next, and when: `Some(until)` rests until then, `None` decides anew.
-type Rest = Option<Option<Timestamp>>;
+/// On a pod: the digest of its spec as it was sent.
+const SENT: &str = "sandboxrun.dev/sent";
+
+/// What comes after an act.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Rest {
+    /// Look again at once: something has changed.
+    Again,
+    /// Nothing until something changes, or until this time.
+    Until(Option<Timestamp>),
+}
 
 /// Why a run may not begin here: a broken rule, inputs switched off, a bound of the installation.
 ///
@@ -61,17 +70,25 @@ pub(super) async fn refusal(desk: &Desk, run: &SeenRun) -> Result<Option<Failure
     Ok(manifest::within_limits(spec, &desk.installation).err())
 }
 
-/// Whether a run with the same identity had an agent started: a start counts, whatever became of its object.
+/// Another object with the same identity.
+#[derive(Debug)]
+pub(super) enum Elder {
+    /// There is none that counts.
+    None,
+    /// Its agent may start at any moment: it was deleted, and that has not been written down yet.
+    MayStart,
+    /// Its agent was started, which counts, whatever became of the object.
+    Started(RunKey),
+}
+
+/// What became of a run with the same identity.
 ///
 /// # Errors
 /// When the record cannot be read.
-pub(super) async fn lived_before(
-    desk: &Desk,
-    run: &SeenRun,
-) -> Result<Option<RunKey>, RecordError> {
+pub(super) async fn lived_before(desk: &Desk, run: &SeenRun) -> Result<Elder, RecordError> {
     let digest = match &run.body {
         Body::Whole { digest, .. } | Body::Broken { digest, .. } => digest,
-        Body::Undecodable(_) | Body::Finished(_) => return Ok(None),
+        Body::Undecodable(_) | Body::Finished(_) => return Ok(Elder::None),
     };
     let RunKey {
         namespace,
@@ -79,11 +96,19 @@ pub(super) async fn lived_before(
         uid,
         ..
     } = &run.key;
-    let record = &desk.gateway.record;
-    let lived = record
-        .started_before(namespace, name, digest, &run.wishes.rerun)
+    let (record, rerun) = (&desk.gateway.record, &run.wishes.rerun);
+    // In this order: what starts between the two questions is seen by the second.
+    let open = record
+        .may_still_start(namespace, name, digest, rerun)
         .await?;
-    Ok(lived.filter(|lived| lived.uid != *uid))
+    if open.iter().any(|elder| elder.uid != *uid) {
+        return Ok(Elder::MayStart);
+    }
+    let started = record
+        .started_before(namespace, name, digest, rerun)
+        .await?;
+    let other = started.filter(|started| started.uid != *uid);
+    Ok(other.map_or(Elder::None, Elder::Started))
 }
 
 /// The first event of a life.
@@ -118,10 +143,10 @@ fn refused_by_record(life: &mut Life, error: &RecordError) -> Flush {
 }
 
 /// After a record that could not be written: when to try again.
-fn rest(desk: &Desk, flush: &Flush) -> Rest {
+pub(super) fn rest(desk: &Desk, flush: &Flush) -> Rest {
     match flush {
-        Flush::Again => None,
-        Flush::Trouble => Some(Timestamp::now().checked_add(desk.limits.record_retry).ok()),
+        Flush::Again => Rest::Again,
+        Flush::Trouble => Rest::Until(Timestamp::now().checked_add(desk.limits.record_retry).ok()),
     }
 }
 
@@ -148,7 +173,12 @@ pub(super) fn prepared(
     if let Some(preparation) = current {
         return preparation.ready();
     }
-    let resolved: Vec<ResolvedInput> = restore::inputs(spec, facts.current()?)?;
+    let Some(resolved) = restore::inputs(spec, facts.current()?) else {
+        let message = "the record does not hold the inputs that the spec names";
+        let failure = Failure::new(Reason::Bug, message);
+        life.refused = Some((attempt, failure, Timestamp::now()));
+        return None;
+    };
     let preparation = Preparation::fetch(desk, &life.key, attempt, spec, resolved);
     let ready = preparation.ready();
     life.preparation = Some(preparation);
@@ -170,6 +200,7 @@ pub(super) async fn create_pod(
     let sent = pod(desk, &life.key, attempt, spec, &ready.resolved);
     let api = pods(desk, &life.key);
     life.refused = None;
+    life.asked_for = Some((attempt, Timestamp::now()));
     let (params, mut pause) = (PostParams::default(), PAUSE);
     for tried in 1..=TRIES {
         let create = api.create(&params, &sent);
@@ -178,6 +209,7 @@ pub(super) async fn create_pod(
         desk.metrics.api_request("pod_create", result);
         let status = match created {
             Ok(made) => {
+                life.saw = Some(attempt);
                 if let Some(at) = created_at {
                     let after = Timestamp::now().duration_since(at);
                     desk.metrics
@@ -219,15 +251,52 @@ fn made_pod(
     if let Some(seen) = objects::pod(made) {
         let uid = seen.uid.clone();
         desk.store.put_pod(&life.key.uid, attempt, seen);
-        let mutations = manifest::mutations(sent, made, &desk.installation);
-        if mutations.is_empty() {
-            let live = Live::new(parts(life, attempt, spec, ready));
-            begin_service(desk, life, uid, live);
-            return;
+        if let Some(failure) = mutated(desk, sent, made) {
+            life.mutated = Some((attempt, failure));
+        } else {
+            let made = Live::new(parts(life, attempt, spec, ready));
+            begin_service(desk, life, uid, made);
         }
-        let message = format!("the pod is not what was sent: {}", mutations.join(", "));
-        life.mutated = Some((attempt, Failure::new(Reason::PodMutated, message)));
     }
+}
+
+fn mutated(desk: &Desk, sent: &PodObject, made: &PodObject) -> Option<Failure> {
+    let mutations = manifest::mutations(sent, made, &desk.installation);
+    if mutations.is_empty() {
+        return None;
+    }
+    let message = format!("the pod is not what was sent: {}", mutations.join(", "));
+    Some(Failure::new(Reason::PodMutated, message))
+}
+
+/// What a pod turned out to be whose maker was ended before it could compare.
+enum Compared {
+    AsSent,
+    Mutated(Failure),
+    /// It was sent by an operator with other settings, or does not say what was sent.
+    Incomparable,
+    /// Nobody knows.
+    NoAnswer,
+}
+
+async fn compare(
+    desk: &Desk,
+    key: &RunKey,
+    attempt: Attempt,
+    spec: &RunSpec,
+    resolved: &[ResolvedInput],
+) -> Compared {
+    let sent = pod(desk, key, attempt, spec, resolved);
+    let (api, name) = (pods(desk, key), pod_name(&key.uid, attempt));
+    let made = within(desk.api_timeout, "read a pod", api.get(&name));
+    let Ok(made) = made.await else {
+        return Compared::NoAnswer;
+    };
+    let word = |pod: &PodObject| pod.metadata.annotations.as_ref()?.get(SENT).cloned();
+    if word(&sent) != word(&made) {
+        return Compared::Incomparable;
+    }
+    mutated(desk, &sent, &made).map_or(Compared::AsSent, Compared::Mutated)
 }
 
 fn parts(life: &Life, attempt: Attempt, spec: &Arc<RunSpec>, ready: Ready) -> LiveParts {
@@ -240,10 +309,10 @@ fn parts(life: &Life, attempt: Attempt, spec: &Arc<RunSpec>, ready: Ready) -> Li
     }
 }
 
-fn begin_service(desk: &Desk, life: &mut Life, pod_uid: String, live: Live) {
+fn begin_service(desk: &Desk, life: &mut Life, pod_uid: String, served: Live) {
     end_service(desk, life);
-    let live = Arc::new(live);
-    let mut seen = live.watch();
+    let served = Arc::new(served);
+    let mut seen = served.watch();
     let (of, uid) = (desk.clone(), life.key.uid.clone());
     let tracker = &desk.gateway.tracker;
     tracker.spawn(desk.stop.clone().run_until_cancelled_owned(async move {
@@ -253,8 +322,11 @@ fn begin_service(desk: &Desk, life: &mut Life, pod_uid: String, live: Live) {
         }
     }));
     desk.awaited.set(&life.key.uid, false);
-    desk.lives.insert(&pod_uid, Arc::clone(&live));
-    life.live = Some(Served { pod_uid, live });
+    desk.lives.insert(&pod_uid, Arc::clone(&served));
+    life.live = Some(Served {
+        pod_uid,
+        live: served,
+    });
 }
 
 /// The gateway serves the run no more.
@@ -281,18 +353,26 @@ pub(super) async fn serve(desk: &Desk, life: &mut Life, spec: Option<&Arc<RunSpe
     let attempt = current.attempt;
     let served = life.live.as_ref();
     if served.is_some_and(|served| served.live.attempt() == attempt) || current.pod.is_none() {
+        desk.awaited.set(&life.key.uid, false);
         return;
     }
-    let mutated = life.mutated.as_ref().is_some_and(|(of, _)| *of == attempt);
+    let mutated = life.mutated.as_ref().is_some_and(|(of, _)| *of == attempt)
+        || life.incomparable == Some(attempt);
     let pod = desk.store.pods(&life.key.uid).get(&attempt).cloned();
     let (Some(spec), Some(pod), false) = (spec, pod, mutated) else {
+        desk.awaited.set(&life.key.uid, false);
         return;
     };
     let facts = life.facts.clone();
     let failed = life.preparation.as_ref().and_then(Preparation::unready);
     let again = failed.and_then(|(_, at)| at.checked_add(desk.limits.pod_retry).ok());
     life.serve_again = again.filter(|again| Timestamp::now() < *again);
-    let ready = if life.serve_again.is_none() {
+    let ready = if let Some(resolved) = begun(spec, &facts) {
+        // Nobody downloads any more: a living agent waits neither for a forge nor for a Secret.
+        life.serve_again = None;
+        let packs = Vec::new();
+        Some(Ready { resolved, packs })
+    } else if life.serve_again.is_none() {
         prepared(desk, life, attempt, spec, &facts)
     } else {
         None
@@ -301,9 +381,32 @@ pub(super) async fn serve(desk: &Desk, life: &mut Life, spec: Option<&Arc<RunSpe
         desk.awaited.set(&life.key.uid, true);
         return;
     };
+    // Whatever was provisioned was compared before.
+    if current_is_fresh(&facts) {
+        match compare(desk, &life.key, attempt, spec, &ready.resolved).await {
+            Compared::AsSent => {}
+            Compared::Mutated(failure) => {
+                life.mutated = Some((attempt, failure));
+                desk.awaited.set(&life.key.uid, false);
+                return;
+            }
+            Compared::Incomparable => {
+                life.incomparable = Some(attempt);
+                desk.awaited.set(&life.key.uid, false);
+                return;
+            }
+            Compared::NoAnswer => {
+                life.serve_again = Timestamp::now().checked_add(desk.limits.pod_retry).ok();
+                desk.awaited.set(&life.key.uid, true);
+                return;
+            }
+        }
+    }
     let parts = parts(life, attempt, spec, ready);
     let Ok(entries) = desk.gateway.record.entries_after(&life.key, 0).await else {
-        return; // the next look is not far
+        life.serve_again = Timestamp::now().checked_add(desk.limits.record_retry).ok();
+        desk.awaited.set(&life.key.uid, true);
+        return;
     };
     let now = Timestamp::now();
     let events: Vec<(Duration, Event)> = entries
@@ -314,8 +417,23 @@ pub(super) async fn serve(desk: &Desk, life: &mut Life, spec: Option<&Arc<RunSpe
             Some((ago, entry.event()?))
         })
         .collect();
-    let live = Live::resumed(parts, events.iter().map(|(ago, event)| (*ago, event)));
-    begin_service(desk, life, pod.uid.clone(), live);
+    let resumed = Live::resumed(parts, events.iter().map(|(ago, event)| (*ago, event)));
+    begin_service(desk, life, pod.uid.clone(), resumed);
+}
+
+fn current_is_fresh(facts: &RecordFacts) -> bool {
+    facts
+        .current()
+        .is_some_and(|current| current.provisioned.is_none())
+}
+
+/// The pinned inputs of an attempt whose agent was started: its workspace is made.
+fn begun(spec: &RunSpec, facts: &RecordFacts) -> Option<Vec<ResolvedInput>> {
+    let current = facts.current()?;
+    match current.state {
+        AttemptState::Started(_) => restore::inputs(spec, current),
+        AttemptState::Open | AttemptState::Abandoned(..) | AttemptState::Failed(..) => None,
+    }
 }
 
 /// Whether a pod of this attempt may still ask for anything.
@@ -339,9 +457,9 @@ pub(super) async fn abandon(
         Ok(Abandon::Abandoned) => {
             desk.metrics.attempt_abandoned(reason);
             life.preparation = None;
-            None
+            Rest::Again
         }
-        Ok(Abandon::AlreadyStarted { .. }) => None,
+        Ok(Abandon::AlreadyStarted { .. }) => Rest::Again,
         Err(error) => {
             let flush = refused_by_record(life, &error);
             rest(desk, &flush)
@@ -362,7 +480,7 @@ pub(super) async fn stop_agent(
             if let Some(served) = &life.live {
                 served.live.stop(reason);
             }
-            None
+            Rest::Again
         }
         Err(flush) => rest(desk, &flush),
     }
@@ -482,5 +600,9 @@ fn pod(
         spec,
         origins: &origins,
     };
-    manifest::pod(&run, attempt, &desk.installation, &(desk.door)())
+    let mut pod = manifest::pod(&run, attempt, &desk.installation, &(desk.door)());
+    let sent = serde_json::to_value(&pod.spec).unwrap_or_default();
+    let annotations = pod.metadata.annotations.get_or_insert_default();
+    annotations.insert(SENT.to_owned(), crate::api::digest(&sent));
+    pod
 }

@@ -41,6 +41,15 @@ impl CallError {
         }
     }
 
+    /// Whether what was asked for may have been done all the same: nobody answered, or a server that had a fault did.
+    pub(super) fn may_be_done(&self) -> bool {
+        match self {
+            Self::Refused { status, .. } => status.code >= 500,
+            Self::NoAnswer { .. } => true,
+            Self::Changed { .. } => false,
+        }
+    }
+
     /// The word that metrics use.
     pub(super) fn result(&self) -> &'static str {
         match self {
@@ -72,5 +81,29 @@ pub(super) async fn within<T>(
             doing,
             source: None,
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case::forbidden(403, false)]
+    #[case::conflict(409, false)]
+    #[case::gateway_timeout(504, true)]
+    fn an_answer_of_a_faulty_server_says_nothing_of_what_was_done(
+        #[case] code: u16,
+        #[case] may_be_done: bool,
+    ) {
+        let status = Box::new(Status::failure("as it is", "Reason").with_code(code));
+        let doing = "test";
+        assert_eq!(
+            CallError::Refused { doing, status }.may_be_done(),
+            may_be_done
+        );
+        let source = None;
+        assert!(CallError::NoAnswer { doing, source }.may_be_done());
     }
 }

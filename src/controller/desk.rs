@@ -119,6 +119,10 @@ impl Desk {
         if stop.is_cancelled() {
             return;
         }
+        // A run that was looked at and could not be read is not served either: each is awaited until it is, or need not be.
+        for run in self.store.runs_with_pods() {
+            self.awaited.set(&run, true);
+        }
         ready();
         self.sweep.notify_one();
         let workers = TaskTracker::new();

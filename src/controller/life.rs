@@ -22,8 +22,10 @@ pub(super) struct Life {
     sequence: u64,
     /// The record could not be read or written when it was last tried.
     pub(super) record_trouble: Option<Failure>,
+    /// Why the last step failed, until one is done.
+    pub(super) trouble: Option<Failure>,
     /// The generation for which the next two were found out.
-    pub(super) asked_of: Option<Option<i64>>,
+    pub(super) asked_of: Option<i64>,
     /// Why the spec cannot run at all.
     pub(super) refused_spec: Option<Failure>,
     /// The same run was done before, under another uid.
@@ -36,12 +38,19 @@ pub(super) struct Life {
     pub(super) serve_again: Option<Timestamp>,
     /// A pod that was certainly not made.
     pub(super) refused: Option<(Attempt, Failure, Timestamp)>,
+    /// The attempt whose pod was last seen, and the one whose pod was last asked for, with when.
+    pub(super) saw: Option<Attempt>,
+    pub(super) asked_for: Option<(Attempt, Timestamp)>,
     /// A pod that was made otherwise than it was sent.
     pub(super) mutated: Option<(Attempt, Failure)>,
+    /// The attempt whose pod cannot be compared with what was sent.
+    pub(super) incomparable: Option<Attempt>,
     /// The node of the newest attempt's pod.
     pub(super) node: Option<(Attempt, String)>,
     /// The status as it is stored, by our own word or by the watch's.
     pub(super) written: Option<Arc<SandboxRunStatus>>,
+    /// The last write of it got no answer, so it may be another one.
+    pub(super) written_unknown: bool,
     /// Since when a status waits to be written.
     pub(super) unwritten_since: Option<Instant>,
     /// What the last event was about.
@@ -63,6 +72,7 @@ impl Life {
             facts: RecordFacts::default(),
             sequence: 0,
             record_trouble: None,
+            trouble: None,
             asked_of: None,
             refused_spec: None,
             recorded: None,
@@ -70,9 +80,13 @@ impl Life {
             live: None,
             serve_again: None,
             refused: None,
+            saw: None,
+            asked_for: None,
             mutated: None,
+            incomparable: None,
             node: None,
             written,
+            written_unknown: false,
             unwritten_since: None,
             told: None,
         }
@@ -122,7 +136,8 @@ impl Lifes {
     }
 }
 
-/// Runs whose pod is there and that the gateway does not serve yet: their packs are being fetched again.
+/// Runs whose pod is there and that the gateway does not serve yet: they have not been read, or their packs are being
+/// fetched again.
 #[derive(Debug, Default)]
 pub(super) struct Awaited(Mutex<HashSet<RunUid>>);
 

@@ -3,6 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use jiff::Timestamp;
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+
 use super::desk::Desk;
 use super::life::Life;
 use super::store::{Body, SeenPod, SeenRun};
@@ -22,6 +25,8 @@ pub(super) struct Sight {
     /// What the API server said of the newest attempt's pod, if the watch shows none.
     pub(super) asked: Option<Asked>,
     pub(super) policy: Policy,
+    /// What is to be said of a fetch that takes long.
+    pub(super) slow: Option<Failure>,
 }
 
 /// What the API server said of a pod.
@@ -43,7 +48,15 @@ impl Sight {
         self.pod()?.node.as_deref()
     }
 
-    fn pod(&self) -> Option<&SeenPod> {
+    /// The last words of an attempt's broker.
+    pub(super) fn message(&self, attempt: Attempt) -> Option<&str> {
+        let newest = self.pod().filter(|_| self.attempt == Some(attempt));
+        let of_attempt = newest.or_else(|| self.pods.get(&attempt).map(Arc::as_ref));
+        of_attempt?.message.as_deref()
+    }
+
+    /// The newest attempt's pod.
+    pub(super) fn pod(&self) -> Option<&SeenPod> {
         let seen = self.attempt.and_then(|attempt| self.pods.get(&attempt));
         seen.map(Arc::as_ref).or(match &self.asked {
             Some(Asked::Found(pod)) => Some(pod),
@@ -75,6 +88,7 @@ pub(super) fn run(
         pod: pod(life, sight, facts),
         strays: sight.pods.iter().filter_map(stray).collect(),
         node: node.map(|(_, node)| node.clone()),
+        trouble: life.trouble.clone().or_else(|| sight.slow.clone()),
         limits: desk.limits,
         record,
     }
@@ -98,16 +112,38 @@ fn resolution(life: &Life, newest: Option<Attempt>) -> Resolution {
     preparation.map_or(Resolution::Idle, super::prepare::Preparation::resolution)
 }
 
-/// The policies of a run's namespace: ours, and what they open together.
-pub(super) fn policy(desk: &Desk, key: &RunKey, attempt: Option<Attempt>) -> Policy {
+/// The policies of a run's namespace: ours, and what they open together for this pod.
+pub(super) fn policy(
+    desk: &Desk,
+    key: &RunKey,
+    attempt: Option<Attempt>,
+    pod: Option<&SeenPod>,
+) -> Policy {
     let namespace = key.namespace.as_str();
     let others = desk.store.other_policies(namespace);
     let others = others.iter().map(Arc::as_ref);
-    let labels = manifest::pod_labels(key, attempt.unwrap_or(Attempt::FIRST), &desk.installation);
-    match (
-        manifest::opens_more(others, &labels),
-        desk.store.own_policy(namespace),
-    ) {
+    // As it is: a label that somebody added puts it under other policies.
+    let found = pod.and_then(|pod| pod.labels.clone());
+    let labels = found.unwrap_or_else(|| {
+        manifest::pod_labels(key, attempt.unwrap_or(Attempt::FIRST), &desk.installation)
+    });
+    governed(others, &labels, desk.store.own_policy(namespace))
+}
+
+/// What policies make of a pod with these labels. `ours`: whether our own one is as we made it.
+fn governed<'a>(
+    others: impl IntoIterator<Item = &'a NetworkPolicy>,
+    labels: &BTreeMap<String, String>,
+    ours: Option<bool>,
+) -> Policy {
+    if !labels.contains_key(manifest::RUN_LABEL) {
+        let message = format!(
+            "the label {} was taken off the pod, so that our policy does not select it",
+            manifest::RUN_LABEL
+        );
+        return Policy::Impossible(Failure::new(Reason::PolicyLost, message));
+    }
+    match (manifest::opens_more(others, labels), ours) {
         (Some(opening), _) => Policy::Impossible(opening.failure(None)),
         (None, Some(true)) => Policy::InForce,
         (None, Some(false) | None) => Policy::Missing,
@@ -125,6 +161,15 @@ fn pod(life: &Life, sight: &Sight, facts: &RecordFacts) -> Pod {
         .is_some_and(|current| current.state == AttemptState::Open);
     if let Some((_, failure)) = life.mutated.as_ref().filter(|(of, _)| about(of) && open) {
         return Pod::Ended(Some(failure.clone()));
+    }
+    if open && life.incomparable == Some(newest) {
+        // Nobody can say that it is what was sent, so no agent starts in it: another attempt takes its place.
+        return Pod::Leaving {
+            reason: Reason::RunAbandoned,
+            since: Timestamp::UNIX_EPOCH,
+            deleted: false,
+            words: String::new(),
+        };
     }
     let seen = if sight.attempt == Some(newest) {
         match (sight.pod(), &sight.asked) {
@@ -144,9 +189,17 @@ fn pod(life: &Life, sight: &Sight, facts: &RecordFacts) -> Pod {
     }
     let preparation = life.preparation.as_ref();
     let preparation = preparation.filter(|preparation| about(&preparation.attempt));
-    match preparation.and_then(super::prepare::Preparation::unready) {
-        Some((failure, at)) => Pod::Refused(failure, at),
-        None => Pod::Absent,
+    if let Some((failure, at)) = preparation.and_then(super::prepare::Preparation::unready) {
+        return Pod::Refused(failure, at);
+    }
+    let current = facts.current().filter(|_| open);
+    let unproven = current.filter(|current| current.provisioned.is_none());
+    match unproven.and_then(|current| current.pod.as_ref()) {
+        Some((announced, _)) if life.saw != Some(newest) => {
+            let asked = life.asked_for.filter(|(of, _)| about(of));
+            Pod::Unmade(asked.map_or(*announced, |(_, at)| at.max(*announced)))
+        }
+        Some(_) | None => Pod::Absent,
     }
 }
 
@@ -203,4 +256,37 @@ fn spec_facts(desk: &Desk, run: Option<&SeenRun>, life: &Life, facts: &RecordFac
             .collect();
     }
     known
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    /// G04: a webhook adds a label to every pod, and a policy of the namespace selects it; or somebody takes ours away.
+    #[rstest]
+    #[case::as_it_was_sent(&[("sandboxrun.dev/run", "nightly")], "InForce")]
+    #[case::a_label_more(&[("sandboxrun.dev/run", "nightly"), ("team", "b")], "InForce")]
+    #[case::g04_a_label_that_opens(&[("sandboxrun.dev/run", "nightly"), ("team", "a")], "PolicyOpened")]
+    #[case::g04_ours_was_taken(&[("team", "b")], "PolicyLost")]
+    fn g04_a_pod_is_governed_by_the_labels_that_it_has(
+        #[case] labels: &[(&str, &str)],
+        #[case] want: &str,
+    ) {
+        let database: NetworkPolicy = serde_json::from_value(serde_json::json!({
+            "metadata": {"name": "database"},
+            "spec": {"podSelector": {"matchLabels": {"team": "a"}}, "policyTypes": ["Egress"],
+                "egress": [{"to": [{"ipBlock": {"cidr": "10.3.0.0/16"}}]}]},
+        }))
+        .unwrap();
+        let pairs = labels
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        let word = match governed([&database], &pairs.collect(), Some(true)) {
+            Policy::InForce => "InForce",
+            Policy::Missing => "Missing",
+            Policy::Impossible(failure) => failure.reason.as_str(),
+        };
+        assert_eq!(word, want);
+    }
 }

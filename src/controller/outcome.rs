@@ -1,105 +1,85 @@
 //! What can still be said about what a run left when its outcome did not reach the gateway: by the broker's last words,
 //! or that nothing is known. The agent's own termination message is never read: anybody can write one. Pure.
 
-use serde::Deserialize;
-
-use crate::api::wire::{Drift, DriftFacts, InputOutcome, UnknownReason};
+use crate::api::wire::{Drift, InputOutcome, Summary, UnknownReason};
 use crate::api::{Attempt, Event, Failure, InputName, Reason, RunSpec};
 
-/// The summary that the broker leaves as its termination message.
-#[derive(Debug, Deserialize)]
-struct Summary {
-    inputs: Vec<InputSummary>,
-    /// `absent`, `refused`, or the length of the text.
-    output: String,
+/// What is known of an attempt whose outcome did not reach the gateway.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Lost<'a> {
+    pub(super) attempt: Attempt,
+    /// The broker's last words.
+    pub(super) message: Option<&'a str>,
+    /// Why what they do not say is not known.
+    pub(super) reason: UnknownReason,
+    /// `None`: the object is gone, so nobody knows what it wanted.
+    pub(super) spec: Option<&'a RunSpec>,
+    /// How long the agent lived, if how it ended is not in the record; `None`: it is there.
+    pub(super) untold_after: Option<u64>,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum InputSummary {
-    Whole { name: InputName, drift: Drift },
-    State { name: InputName, state: State },
-}
-
-#[derive(Debug, Clone, Copy, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum State {
-    Unchanged,
-    Drifted,
-    Unknown,
-}
-
-impl InputSummary {
-    fn name(&self) -> &InputName {
-        match self {
-            Self::Whole { name, .. } | Self::State { name, .. } => name,
-        }
-    }
-
-    fn drift(&self) -> Drift {
-        match self {
-            Self::Whole { drift, .. } => drift.clone(),
-            Self::State { state, .. } => match state {
-                State::Unchanged => Drift::Unchanged,
-                State::Drifted => Drift::Drifted(DriftFacts {
-                    truncated: true,
-                    incomplete: true,
-                    ..DriftFacts::default()
-                }),
-                State::Unknown => unknown(UnknownReason::CollectorFailed),
-            },
-        }
-    }
-}
-
-/// Drift of every input and the output of an attempt. P11: a message that is cut in the middle or names other inputs
-/// says nothing.
+/// How the agent ended, if only the broker knew; drift of every input; the output. P11: a message that is cut in the
+/// middle says nothing, and one that names other inputs nothing of what was left.
 pub(super) fn events<'a>(
-    attempt: Attempt,
+    lost: Lost<'_>,
     inputs: impl Iterator<Item = &'a InputName>,
-    message: Option<&str>,
-    reason: UnknownReason,
-    spec: Option<&RunSpec>,
 ) -> Vec<Event> {
+    let attempt = lost.attempt;
     let names: Vec<&InputName> = inputs.collect();
-    let summary: Option<Summary> = message.and_then(|text| serde_json::from_str(text).ok());
-    let summary = summary.filter(|summary| {
-        let told = summary.inputs.iter().map(InputSummary::name);
-        told.eq(names.iter().copied())
+    let summary = lost.message.and_then(Summary::parse);
+    let exit = summary.as_ref().and_then(|summary| summary.exit.clone());
+    let told = summary.as_ref().map(Summary::outcomes);
+    let told = told.filter(|told| {
+        let inputs = told.iter().map(|input| &input.name);
+        inputs.eq(names.iter().copied())
     });
-    let drift = |(at, name): (usize, &&InputName)| {
-        let told = summary.as_ref().and_then(|summary| summary.inputs.get(at));
-        let drift = told.map_or_else(|| unknown(reason), InputSummary::drift);
-        let name = (*name).clone();
-        Event::Drift {
+    let summary = summary.filter(|_| told.is_some());
+    let ended = exit
+        .zip(lost.untold_after)
+        .map(|(exit, millis)| Event::AgentEnded {
             attempt,
-            outcome: InputOutcome { name, drift },
-        }
+            exit: Some(exit),
+            millis,
+        });
+    let untold = |name: &&InputName| InputOutcome {
+        name: (*name).clone(),
+        drift: unknown(lost.reason),
     };
-    let mut events: Vec<Event> = names.iter().enumerate().map(drift).collect();
+    let drift = told.unwrap_or_else(|| names.iter().map(untold).collect());
+    let drift = drift
+        .into_iter()
+        .map(|outcome| Event::Drift { attempt, outcome });
     let output = summary.as_ref().map(|summary| summary.output.as_str());
-    events.push(Event::Output {
+    let output_event = Event::Output {
         attempt,
         sha256: None,
         bytes: output.and_then(length).unwrap_or_default(),
         text: None,
-        failure: output.and_then(|output| lost_output(output, spec)),
-    });
-    events
+        failure: lost_output(output, lost.spec),
+    };
+    ended
+        .into_iter()
+        .chain(drift)
+        .chain([output_event])
+        .collect()
 }
 
 /// Why an output that only the broker saw does not count.
-fn lost_output(output: &str, spec: Option<&RunSpec>) -> Option<Failure> {
+fn lost_output(output: Option<&str>, spec: Option<&RunSpec>) -> Option<Failure> {
     let wanted = spec.is_some_and(|spec| spec.agent.output_schema.is_some());
     let failure = |reason, message: &str| Some(Failure::new(reason, message));
     match output {
-        "absent" if wanted => failure(Reason::OutputMissing, "the agent left no output.json"),
-        "absent" => None,
-        "refused" => failure(
+        Some("absent") if wanted => failure(Reason::OutputMissing, "the agent left no output.json"),
+        None if wanted => failure(
+            Reason::CollectFailed,
+            "what the agent left as output.json was not read before its pod was gone",
+        ),
+        Some("absent") | None => None,
+        Some("refused") => failure(
             Reason::OutputNotJson,
             "what the agent left as output.json is not a file that counts",
         ),
-        _ => failure(
+        Some(_) => failure(
             Reason::CollectFailed,
             "the agent's output.json did not reach the gateway before its pod ended",
         ),
@@ -129,14 +109,30 @@ mod tests {
     use super::*;
     use rstest::rstest;
 
-    fn told(message: Option<&str>) -> Vec<String> {
+    fn told(message: Option<&str>, schema: bool) -> Vec<String> {
         let name: InputName = "app".parse().unwrap();
-        let reason = UnknownReason::CollectorFailed;
-        let events = events(Attempt::FIRST, [&name].into_iter(), message, reason, None);
+        let mut agent = serde_json::json!({"image": "i", "command": ["true"]});
+        if schema {
+            agent["output"] = serde_json::json!({"schema": {"type": "object"}});
+        }
+        let flat = serde_json::from_value(serde_json::json!({"agent": agent})).unwrap();
+        let spec = RunSpec::parse(&flat).unwrap();
+        let lost = Lost {
+            attempt: Attempt::FIRST,
+            message,
+            reason: UnknownReason::CollectorFailed,
+            spec: Some(&spec),
+            untold_after: Some(7),
+        };
+        let events = events(lost, [&name].into_iter());
         let words = events.iter().map(|event| match event {
+            Event::AgentEnded { exit, millis, .. } => {
+                let code = exit.as_ref().and_then(crate::api::wire::AgentExit::code);
+                format!("ended {code:?} {millis}")
+            }
             Event::Drift { outcome, .. } => match &outcome.drift {
                 Drift::Unchanged => "unchanged".to_owned(),
-                Drift::Drifted(facts) => format!("drifted {}", facts.modified),
+                Drift::Drifted(facts) => format!("drifted {} {}", facts.modified, facts.incomplete),
                 Drift::Unknown { reason, .. } => format!("unknown {reason:?}"),
             },
             Event::Output { bytes, failure, .. } => {
@@ -148,24 +144,40 @@ mod tests {
         words.collect()
     }
 
+    const UNCHANGED: &str =
+        r#"{"inputs":[{"name":"app","drift":{"state":"unchanged"}}],"output":"absent"}"#;
+
     #[rstest]
-    #[case::whole(
-        Some(r#"{"inputs":[{"name":"app","drift":{"state":"unchanged"}}],"output":"absent"}"#),
-        &["unchanged", "output 0 fine"])]
+    #[case::whole(Some(UNCHANGED), &["unchanged", "output 0 fine"])]
     #[case::states_only(
         Some(r#"{"cut":"facts","inputs":[{"name":"app","state":"drifted"}],"output":"12 bytes"}"#),
-        &["drifted 0", "output 12 CollectFailed"])]
+        &["drifted 0 true", "output 12 CollectFailed"])]
+    #[case::p07_the_end_that_only_the_broker_knew(
+        Some(r#"{"inputs":[{"name":"app","state":"unchanged"}],"output":"absent","exit":{"end":"exited","code":0}}"#),
+        &["ended Some(0) 7", "unchanged", "output 0 fine"])]
     #[case::p11_cut_in_the_middle(
         Some(r#"{"inputs":[{"name":"app","drift":{"state":"unchanged"}}],"out"#),
         &["unknown CollectorFailed", "output 0 fine"])]
     #[case::p11_of_other_inputs(
-        Some(r#"{"inputs":[{"name":"lib","drift":{"state":"unchanged"}}],"output":"absent"}"#),
-        &["unknown CollectorFailed", "output 0 fine"])]
+        Some(r#"{"inputs":[{"name":"lib","state":"unchanged"}],"output":"absent","exit":{"end":"exited","code":0}}"#),
+        &["ended Some(0) 7", "unknown CollectorFailed", "output 0 fine"])]
     #[case::p11_no_message(None, &["unknown CollectorFailed", "output 0 fine"])]
     fn p11_a_broken_summary_is_unknown_and_never_unchanged(
         #[case] message: Option<&str>,
         #[case] want: &[&str],
     ) {
-        assert_eq!(told(message), want);
+        assert_eq!(told(message, false), want);
+    }
+
+    /// An output that is required and was never read is not one that keeps its schema.
+    #[rstest]
+    #[case::left_none(Some(UNCHANGED), "output 0 OutputMissing")]
+    #[case::not_read(None, "output 0 CollectFailed")]
+    #[case::p11_cut(Some(r#"{"inputs":[{"na"#), "output 0 CollectFailed")]
+    fn p11_a_required_output_that_was_not_read_is_never_fine(
+        #[case] message: Option<&str>,
+        #[case] want: &str,
+    ) {
+        assert_eq!(told(message, true).last().unwrap(), want);
     }
 }

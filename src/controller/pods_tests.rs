@@ -24,7 +24,7 @@ fn short(pod: &Pod) -> String {
     };
     match pod {
         Pod::Unknown => "unknown".into(),
-        Pod::Absent => "absent".into(),
+        Pod::Absent | Pod::Unmade(_) => "absent".into(),
         Pod::Refused(failure, _) => format!("refused {}", failure.reason),
         Pod::Foreign(failure) => format!("foreign {}", failure.reason),
         Pod::Starting(None) => "starting".into(),

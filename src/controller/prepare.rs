@@ -2,20 +2,26 @@
 //! workers, since a forge may take minutes, and told to them by waking the run.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use jiff::Timestamp;
+use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::desk::Desk;
-use crate::api::{Attempt, ConnectorUse, Event, Failure, Fault as _, RunKey, RunSpec};
+use crate::api::{Attempt, ConnectorUse, Event, Failure, Fault as _, Reason, RunKey, RunSpec};
 use crate::inputs::{PackLease, Progress, ResolvedInput};
 use crate::run::Resolution;
+
+/// A fetch that takes longer is said.
+pub(super) const SLOW: Duration = Duration::from_mins(1);
 
 /// The preparation of one attempt. Dropped: ended.
 #[derive(Debug)]
 pub(super) struct Preparation {
     pub(super) attempt: Attempt,
     state: Arc<Mutex<State>>,
+    began: Instant,
     _end: DropGuard,
 }
 
@@ -89,6 +95,7 @@ impl Preparation {
         let this = Self {
             attempt,
             state: Arc::new(Mutex::new(state)),
+            began: Instant::now(),
             _end: end.clone().drop_guard(),
         };
         (this, Task(end))
@@ -127,6 +134,15 @@ impl Preparation {
             | State::Fetching
             | State::Ready(_) => None,
         }
+    }
+
+    /// What is to be said of a fetch that takes long: it has a deadline of its own, and its cause only then.
+    pub(super) fn is_slow(&self) -> Option<Failure> {
+        let fetching = matches!(self.state(), State::Fetching) && self.began.elapsed() >= SLOW;
+        fetching.then(|| {
+            let message = "what the inputs hold is still being fetched";
+            Failure::new(Reason::TransferStalled, message)
+        })
     }
 
     /// Everything, once it is there.

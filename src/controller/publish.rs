@@ -44,6 +44,7 @@ pub(super) async fn status(
     let Some(status) = now_to_show(desk, life, seen).await else {
         return Ok(None);
     };
+    settle(desk, life).await?;
     if !run::write_due(life.written.as_deref(), &status) {
         life.unwritten_since = None;
         return Ok(None);
@@ -55,12 +56,37 @@ pub(super) async fn status(
         }
     }
     tell(desk, life, &status).await;
-    write(desk, &life.key, life.written.as_deref(), &status).await?;
+    write(desk, life, &status).await?;
     tracing::info!(namespace = %life.key.namespace, name = %life.key.name, uid = %life.key.uid,
         phase = ?status.phase, reason = %status.summary.reason, "a run's state was shown");
     life.written = Some(Arc::new(status));
     life.unwritten_since = None;
     Ok(None)
+}
+
+/// K02: shows that a run that has ended is not begun again, since its record was lost.
+///
+/// # Errors
+/// When the API server does not take it.
+pub(super) async fn outlived(
+    desk: &Desk,
+    life: &mut Life,
+    seen: &Observed,
+) -> Result<(), CallError> {
+    settle(desk, life).await?;
+    let Some(written) = life.written.clone() else {
+        return Ok(());
+    };
+    let status = run::outlived_status(&written, seen, Timestamp::now());
+    if *written == status {
+        return Ok(());
+    }
+    let key = &life.key;
+    tracing::error!(namespace = %key.namespace, name = %key.name, uid = %key.uid,
+        "the status of a run says that it has ended, and the record does not know it: it is not begun");
+    write(desk, life, &status).await?;
+    life.written = Some(Arc::new(status));
+    Ok(())
 }
 
 /// The status as it is to be seen. `None`: there is nothing to show yet.
@@ -80,7 +106,7 @@ async fn now_to_show(desk: &Desk, life: &Life, seen: &Observed) -> Option<Sandbo
             seen.record = Ok(facts);
             Some(run::recorded_status(&seen, &original.uid))
         }
-        (None, None) => None,
+        (None, None) => life.trouble.as_ref().map(|_| run::status(seen)),
     }
 }
 
@@ -118,10 +144,11 @@ pub(super) async fn undecodable(
     };
     let at = run.created_at.unwrap_or(Timestamp::UNIX_EPOCH);
     let status = run::undecodable_status(failure, run.generation, at);
+    settle(desk, life).await?;
     if life.written.as_deref() == Some(&status) {
         return Ok(None);
     }
-    match write(desk, &life.key, life.written.as_deref(), &status).await {
+    match write(desk, life, &status).await {
         // Some objects are so wrong that the API server takes no status for them either (a rule of the CRD meets another
         // type than it is made for). An event is what is left.
         Err(CallError::Refused { status: said, .. }) if said.is_invalid() => {
@@ -136,32 +163,53 @@ pub(super) async fn undecodable(
     Ok(None)
 }
 
-async fn write(
-    desk: &Desk,
-    key: &RunKey,
-    old: Option<&SandboxRunStatus>,
-    new: &SandboxRunStatus,
-) -> Result<(), CallError> {
+/// Finds out which status is stored, after a write without an answer: a difference to another one would leave members of
+/// the one that was stored, such as an error that is over.
+async fn settle(desk: &Desk, life: &mut Life) -> Result<(), CallError> {
+    if !life.written_unknown {
+        return Ok(());
+    }
+    let key = &life.key;
+    let api = objects_of(desk, key);
+    let read = api.get_opt(key.name.as_str());
+    let read = within(desk.api_timeout, "read the status of a run", read).await;
+    let own = read?.filter(|object| object.metadata.uid.as_deref() == Some(key.uid.as_str()));
+    if let Some(object) = own {
+        let stored = object.data.get("status").cloned();
+        life.written = stored
+            .and_then(|stored| serde_json::from_value(stored).ok())
+            .map(Arc::new);
+    }
+    life.written_unknown = false;
+    Ok(())
+}
+
+async fn write(desk: &Desk, life: &mut Life, new: &SandboxRunStatus) -> Result<(), CallError> {
+    let key = &life.key;
     let plain = |status: &SandboxRunStatus| serde_json::to_value(status).unwrap_or_default();
     let patch = json!({
         "metadata": {"uid": key.uid.as_str()},
-        "status": difference(old.map(plain), plain(new)),
+        "status": difference(life.written.as_deref().map(plain), plain(new)),
     });
-    // Untyped: a spec that does not decode must not hide that its status was written.
-    let resource = ApiResource::erase::<SandboxRun>(&());
-    let api: Api<DynamicObject> =
-        Api::namespaced_with(desk.client.clone(), key.namespace.as_str(), &resource);
+    let api = objects_of(desk, key);
     let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
     let written = api.patch_status(key.name.as_str(), &params, &patch);
     let written = within(desk.api_timeout, "write the status of a run", written).await;
     let result = written.as_ref().map_or_else(CallError::result, |_| "ok");
     desk.metrics.api_request("status_patch", result);
+    life.written_unknown = written.as_ref().is_err_and(CallError::may_be_done);
     match written {
         // It is gone, or another one has its name: the watch will say so.
         Err(error) if error.is_gone() => Ok(()),
         Err(error) => Err(error),
         Ok(_) => Ok(()),
     }
+}
+
+/// Untyped: a spec that does not decode must not hide that its status was written.
+fn objects_of(desk: &Desk, key: &RunKey) -> Api<DynamicObject> {
+    let resource = ApiResource::erase::<SandboxRun>(&());
+    Api::namespaced_with(desk.client.clone(), key.namespace.as_str(), &resource)
 }
 
 /// A merge patch (RFC 7396) that makes the new one of the old one.

@@ -10,16 +10,18 @@ use std::time::Duration;
 use jiff::Timestamp;
 use tokio::time::Instant;
 
-use super::act;
+use super::act::{self, Elder, Rest};
 use super::calls::CallError;
 use super::desk::Desk;
 use super::life::Life;
-use super::observe::{self, Sight};
+use super::observe::{self, Asked, Sight};
 use super::outcome;
-use super::prepare::Ready;
+use super::prepare::{Preparation, Ready, SLOW};
 use super::publish;
 use super::store::{Body, Finished, SeenRun};
-use crate::api::{Attempt, Event, Failure, Fault as _, RunKey, RunSpec, RunUid, SandboxRunStatus};
+use crate::api::{
+    Attempt, Event, Failure, Fault as _, Reason, RunKey, RunSpec, RunUid, SandboxRunStatus,
+};
 use crate::audit::RecordError;
 use crate::manifest::{self, pod_name};
 use crate::run::{self, Action, AttemptState, Observed, RecordFacts};
@@ -55,14 +57,21 @@ pub(super) async fn look(desk: &Desk, uid: &RunUid) -> Result<Option<Instant>, L
         && desk.store.pods(uid).is_empty()
     {
         // Its end is written everywhere. The record is not even asked.
-        drop(desk.lifes.take(uid));
+        if let Some(mut life) = desk.lifes.take(uid) {
+            act::end_service(desk, &mut life);
+        }
         return put_away(desk, run, *finished).await;
     }
-    let life = match desk.lifes.take(uid) {
+    let mut life = match desk.lifes.take(uid) {
         Some(life) => Some(life),
         None => begin(desk, uid, seen.as_deref()).await?,
     };
+    if let (Some(life), Some(run)) = (&mut life, &seen) {
+        // Of a finished run no status is kept until its object changes.
+        life.written = life.written.take().or_else(|| run.status.clone());
+    }
     let Some(mut life) = life else {
+        desk.awaited.set(uid, false);
         return Ok(None);
     };
     let looked = Look {
@@ -72,7 +81,8 @@ pub(super) async fn look(desk: &Desk, uid: &RunUid) -> Result<Option<Instant>, L
     }
     .until_rest()
     .await;
-    if seen.is_some() || life.facts.ended.is_none() {
+    let open = life.is_recorded() && life.facts.ended.is_none();
+    if seen.is_some() || open {
         desk.lifes.keep(life);
     } else {
         act::end_service(desk, &mut life);
@@ -126,6 +136,24 @@ struct Look<'a> {
     life: &'a mut Life,
 }
 
+impl LookError {
+    /// What users see of it. `None`: nothing that they could do anything about.
+    fn failure(&self, doing: Option<&Action>) -> Option<Failure> {
+        match self {
+            Self::Call(error) => {
+                let reason = if doing == Some(&Action::EnsurePolicy) {
+                    Reason::PolicyRefused
+                } else {
+                    Reason::CallFailed
+                };
+                Some(Failure::new(reason, error.to_string()))
+            }
+            Self::Record(error) => Some(error.failure(None)),
+            Self::Restless => None,
+        }
+    }
+}
+
 impl Look<'_> {
     async fn until_rest(&mut self) -> Result<Option<Instant>, LookError> {
         if let Some(Body::Undecodable(failure)) = self.run.map(|run| &run.body) {
@@ -136,45 +164,87 @@ impl Look<'_> {
                     .map_err(LookError::Call);
             }
         }
+        let mut uncleaned = None;
         for _ in 0..STEPS {
             let readable = self.read().await;
+            if readable && self.is_lost() {
+                act::end_service(self.desk, self.life);
+                self.desk.awaited.set(&self.life.key.uid, false);
+                let sight = self.sight().await;
+                let seen = self.observed(&sight, self.life.facts.clone(), readable);
+                let shown = publish::outlived(self.desk, self.life, &seen).await;
+                return shown.map(|()| None).map_err(LookError::Call);
+            }
             if readable {
-                self.ask_before_it_begins().await?;
+                match self.ask_before_it_begins().await {
+                    Ok(true) => {}
+                    Ok(false) => return Ok(Some(Instant::now() + RECORDED_RETRY)),
+                    Err(error) => {
+                        let sight = self.sight().await;
+                        return Err(self.stumbled(error, None, &sight).await);
+                    }
+                }
                 let spec = self.spec().cloned();
                 act::serve(self.desk, self.life, spec.as_ref()).await;
             }
             let now = Timestamp::now();
             let sight = self.sight().await;
-            let (action, mut batch, seen) = self.decide(&sight, now, readable);
+            let (action, mut batch, seen, strays) = self.decide(&sight, now, readable);
+            for stray in strays {
+                // One that cannot be cleaned up keeps nothing else from being done.
+                if uncleaned.is_none() {
+                    let deleted = act::delete_pod(self.desk, &self.life.key, stray).await;
+                    uncleaned = deleted.err();
+                }
+            }
             let ready = self.prepared(&action, &seen);
             if let (Action::CreatePod(attempt), Some(_)) = (&action, &ready)
-                && !self.refused(*attempt)
+                && !is_announced(&seen)
             {
                 batch.push(announced(self.life, *attempt));
             }
             let wrote = !batch.is_empty();
-            let rested = match self.flush(batch).await {
+            let rest = match self.flush(batch).await {
                 // What was written counts with its own time, and is seen by those who look: once more.
-                Ok(()) if wrote && is_rest(&action) => None,
-                Ok(()) => self
-                    .act(action, ready, &seen)
-                    .await
-                    .map_err(LookError::Call)?,
-                Err(Flush::Again) => None,
-                Err(Flush::Trouble) => {
-                    let until = now.checked_add(self.desk.limits.record_retry);
-                    Some(until.ok())
-                }
+                Ok(()) if wrote && is_rest(&action) => Rest::Again,
+                Ok(()) => match self.act(action.clone(), ready, &seen).await {
+                    Ok(rest) => rest,
+                    Err(error) => {
+                        let error = LookError::Call(error);
+                        return Err(self.stumbled(error, Some(&action), &sight).await);
+                    }
+                },
+                Err(flush) => act::rest(self.desk, &flush),
             };
-            let Some(until) = rested else {
+            let Rest::Until(until) = rest else {
                 continue;
             };
             let until = [until, self.life.serve_again].into_iter().flatten().min();
             let next = until.map(|until| at_instant(until, Timestamp::now()));
+            self.life.trouble = None;
             let shown = self.show(&sight).await?;
-            return Ok(earliest(next, shown));
+            return match uncleaned {
+                Some(error) => Err(LookError::Call(error)),
+                None => Ok(earliest(next, shown)),
+            };
         }
         Err(LookError::Restless)
+    }
+
+    /// A step failed, and is tried again. What is known is shown all the same, and why.
+    async fn stumbled(
+        &mut self,
+        error: LookError,
+        doing: Option<&Action>,
+        sight: &Sight,
+    ) -> LookError {
+        if let Some(failure) = error.failure(doing) {
+            self.life.trouble = Some(failure);
+        }
+        if let Err(unshown) = self.show(sight).await {
+            tracing::warn!(uid = %self.life.key.uid, error = %super::causes(&unshown), "a run's state could not be shown");
+        }
+        error
     }
 
     /// Takes in what is new in the record; false: it cannot be read.
@@ -183,7 +253,7 @@ impl Look<'_> {
             .life
             .preparation
             .as_ref()
-            .and_then(super::prepare::Preparation::unrecorded);
+            .and_then(Preparation::unrecorded);
         if unrecorded.is_some() {
             self.life.preparation = None; // to be asked for again
         }
@@ -201,26 +271,31 @@ impl Look<'_> {
     }
 
     /// Finds out, before a life begins, whether this installation and namespace allow it, and whether it was lived.
-    async fn ask_before_it_begins(&mut self) -> Result<(), LookError> {
+    /// False: that is still open.
+    async fn ask_before_it_begins(&mut self) -> Result<bool, LookError> {
         let Some(run) = self.run else {
-            return Ok(());
+            return Ok(true);
         };
         let facts = &self.life.facts;
         let begun = facts.current().is_some() || facts.ended.is_some();
-        let known = self.life.asked_of == Some(run.generation);
+        let known = run.generation.is_some() && self.life.asked_of == run.generation;
         if known || begun && facts.reruns.contains(&run.wishes.rerun) {
-            return Ok(());
+            return Ok(true);
         }
         let refused = act::refusal(self.desk, run)
             .await
             .map_err(LookError::Call)?;
-        let recorded = act::lived_before(self.desk, run)
+        let elder = act::lived_before(self.desk, run)
             .await
             .map_err(LookError::Record)?;
+        self.life.recorded = match elder {
+            Elder::None => None,
+            Elder::Started(elder) => Some(elder),
+            Elder::MayStart => return Ok(false),
+        };
         self.life.refused_spec = refused;
-        self.life.recorded = recorded;
-        self.life.asked_of = Some(run.generation);
-        Ok(())
+        self.life.asked_of = run.generation;
+        Ok(true)
     }
 
     fn spec(&self) -> Option<&Arc<RunSpec>> {
@@ -248,13 +323,22 @@ impl Look<'_> {
             }
             (None | Some(_), _) => None,
         };
-        let policy = observe::policy(self.desk, &self.life.key, attempt);
+        let found = match (cached, &asked) {
+            (Some(pod), _) | (None, Some(Asked::Found(pod))) => Some(pod.as_ref()),
+            (None, Some(Asked::Absent | Asked::Foreign(_) | Asked::NoAnswer) | None) => None,
+        };
+        let policy = observe::policy(self.desk, &self.life.key, attempt, found);
+        let preparation = self.life.preparation.as_ref();
         let sight = Sight {
             attempt,
             pods,
             asked,
             policy,
+            slow: preparation.and_then(Preparation::is_slow),
         };
+        if sight.pod().is_some() {
+            self.life.saw = attempt;
+        }
         if let (Some(attempt), Some(node)) = (attempt, sight.node()) {
             self.life.node = Some((attempt, node.to_owned()));
         }
@@ -275,23 +359,25 @@ impl Look<'_> {
         act::prepared(self.desk, self.life, *attempt, &spec, facts)
     }
 
-    /// Decides as far as the record alone is concerned: what to write, and what to do then.
+    /// Decides as far as the record alone is concerned: what to write, what to do then, and which pods to clean up.
     fn decide(
         &mut self,
         sight: &Sight,
         now: Timestamp,
         readable: bool,
-    ) -> (Action, Vec<Event>, Observed) {
+    ) -> (Action, Vec<Event>, Observed, Vec<Attempt>) {
         let mut batch: Vec<Event> = Vec::new();
         let mut facts = self.life.facts.clone();
         loop {
             let seen = self.observed(sight, facts.clone(), readable);
-            let mut actions = run::plan(&seen, now).into_iter();
-            // Pods to clean up come first, and one at a time: each look takes the next.
-            let action = actions.next().unwrap_or(Action::Done);
+            let mut actions = run::plan(&seen, now);
+            let action = actions.pop().unwrap_or(Action::Done);
             let events = match readable.then(|| self.events(&action, &seen, sight, now)) {
                 Some(Some(events)) if batch.len() < STEPS => events,
-                Some(Some(_) | None) | None => return (action, batch, seen),
+                Some(Some(_) | None) | None => {
+                    let strays = actions.iter().filter_map(stray).collect();
+                    return (action, batch, seen, strays);
+                }
             };
             for event in &events {
                 facts.take(now, event);
@@ -319,7 +405,7 @@ impl Look<'_> {
         match action {
             Action::Create => {
                 let event = act::created(self.run?)?;
-                (!self.may_not_begin()).then(|| vec![event])
+                self.life.recorded.is_none().then(|| vec![event])
             }
             Action::Dispatch(attempt) => Some(vec![Event::AttemptDispatched { attempt: *attempt }]),
             Action::Fail(attempt, failure) => Some(vec![Event::AttemptFailed {
@@ -335,13 +421,16 @@ impl Look<'_> {
                 }])
             }
             Action::RecordOutcome(attempt, reason) => {
-                let message = sight
-                    .pods
-                    .get(attempt)
-                    .and_then(|pod| pod.message.as_deref());
-                let spec = self.spec().map(Arc::as_ref);
+                let facts = seen.record.as_ref().ok()?;
+                let lost = outcome::Lost {
+                    attempt: *attempt,
+                    message: sight.message(*attempt),
+                    reason: *reason,
+                    spec: self.spec().map(Arc::as_ref),
+                    untold_after: (!knows_exit(facts)).then(|| since(started_at(facts), now)),
+                };
                 let names = seen.spec.inputs.iter().map(|input| &input.name);
-                Some(outcome::events(*attempt, names, message, *reason, spec))
+                Some(outcome::events(lost, names))
             }
             Action::Finish(ending) => {
                 let facts = seen.record.as_ref().ok()?;
@@ -369,29 +458,30 @@ impl Look<'_> {
         if events.is_empty() {
             return Ok(());
         }
-        let ended = events.iter().find_map(ended_with);
+        let is_end = |event: &&Event| matches!(event, Event::RunEnded { .. });
+        let ended = events.iter().find(is_end).cloned();
         act::append(self.desk, self.life, events).await?;
-        if let Some(failure) = ended {
+        if let Some(Event::RunEnded { failure, .. }) = ended {
             self.desk.metrics.run_ended(failure.as_ref());
         }
         Ok(())
     }
 
-    /// Does it. `Some`: there is nothing more to do until then.
+    /// Does it.
     async fn act(
         &mut self,
         action: Action,
         ready: Option<Ready>,
         seen: &Observed,
-    ) -> Result<Option<Option<Timestamp>>, CallError> {
+    ) -> Result<Rest, CallError> {
         match action {
-            Action::Wait(until) => return Ok(Some(until)),
-            Action::Collect(_, until) => return Ok(Some(Some(until))),
-            Action::Done => return Ok(Some(self.put_away_at(seen))),
-            Action::Create => return Ok(Some(self.recorded_elsewhere())),
+            Action::Wait(until) => return Ok(Rest::Until(until)),
+            Action::Collect(_, until) => return Ok(Rest::Until(Some(until))),
+            Action::Done => return Ok(Rest::Until(self.put_away_at(seen))),
+            Action::Create => return Ok(Rest::Until(self.recorded_elsewhere())),
             Action::Resolve(attempt) => {
                 let Some(spec) = self.spec().cloned() else {
-                    return Ok(Some(None)); // it is gone, and its deletion decides
+                    return Ok(Rest::Until(None)); // it is gone, and its deletion decides
                 };
                 act::resolve(self.desk, self.life, attempt, &spec);
             }
@@ -401,7 +491,7 @@ impl Look<'_> {
             }
             Action::CreatePod(attempt) => {
                 let (Some(spec), Some(ready)) = (self.spec().cloned(), ready) else {
-                    return Ok(Some(None)); // its inputs are being fetched; or it is gone
+                    return Ok(self.unready_until(attempt, seen));
                 };
                 let created_at = self.run.and_then(|run| run.created_at);
                 act::create_pod(self.desk, self.life, attempt, &spec, ready, created_at).await?;
@@ -422,35 +512,35 @@ impl Look<'_> {
             | Action::RecordOutcome(..)
             | Action::Finish(_) => {}
         }
-        Ok(None)
+        Ok(Rest::Again)
     }
 
-    /// Whether a life must not begin, though the record of this object says that it might.
-    fn may_not_begin(&self) -> bool {
-        self.life.recorded.is_some() || self.is_lost()
-    }
-
-    /// K02: the status of a run says that it has ended, and the record does not know it. What has ended does not begin
-    /// again on the strength of a record that was lost.
+    /// K02: the status of this very object says that it has ended, and the record does not know it.
     fn is_lost(&self) -> bool {
         let uid = self.life.key.uid.as_str();
-        let over = |status: &SandboxRunStatus| {
-            let own = status
-                .record
-                .as_ref()
-                .is_some_and(|record| record.id == uid);
-            own && status.finished_at.is_some()
+        let own = |status: &&SandboxRunStatus| {
+            let record = status.record.as_ref();
+            record.is_some_and(|record| record.id == uid)
         };
-        !self.life.is_recorded() && self.life.written.as_deref().is_some_and(over)
+        // One that was deleted is closed in the record that there is.
+        let written = self.run.and(self.life.written.as_deref()).filter(own);
+        written.is_some_and(|written| run::outlived_its_record(written, &self.life.facts))
+    }
+
+    /// A pod whose inputs are being fetched, or whose run is gone: when to look again, if nothing changes.
+    fn unready_until(&self, attempt: Attempt, seen: &Observed) -> Rest {
+        if self.refused(attempt) {
+            return Rest::Again;
+        }
+        let facts = seen.record.as_ref().ok();
+        let current = facts.and_then(RecordFacts::current);
+        let deadline = current.map(|current| run::start_deadline(&seen.spec, current));
+        let slow = Timestamp::now().checked_add(SLOW).ok();
+        Rest::Until([deadline, slow].into_iter().flatten().min())
     }
 
     /// A life that was lived under another uid: when to look for its end, if it is still to come.
     fn recorded_elsewhere(&self) -> Option<Timestamp> {
-        if self.is_lost() && self.life.recorded.is_none() {
-            let key = &self.life.key;
-            tracing::error!(namespace = %key.namespace, name = %key.name, uid = %key.uid,
-                "the status of a run says that it has ended, and the record does not know it: it is not begun");
-        }
         let open = self.life.recorded.is_some()
             && self
                 .life
@@ -490,28 +580,23 @@ pub(super) enum Flush {
     Trouble,
 }
 
+fn stray(action: &Action) -> Option<Attempt> {
+    if let Action::DeletePod(attempt) = action {
+        Some(*attempt)
+    } else {
+        None
+    }
+}
+
 fn is_rest(action: &Action) -> bool {
     matches!(action, Action::Wait(_) | Action::Collect(..) | Action::Done)
 }
 
-fn ended_with(event: &Event) -> Option<Option<Failure>> {
-    match event {
-        Event::RunEnded { failure, .. } => Some(failure.clone()),
-        Event::RunCreated { .. }
-        | Event::AttemptDispatched { .. }
-        | Event::InputResolved { .. }
-        | Event::AttemptFailed { .. }
-        | Event::PodCreating { .. }
-        | Event::InputsProvisioned { .. }
-        | Event::PolicyProof { .. }
-        | Event::AgentStarted { .. }
-        | Event::AttemptAbandoned { .. }
-        | Event::AgentStopping { .. }
-        | Event::AgentEnded { .. }
-        | Event::Call(_)
-        | Event::Drift { .. }
-        | Event::Output { .. } => None,
-    }
+/// Whether the record says that the pod of the newest attempt is made.
+fn is_announced(seen: &Observed) -> bool {
+    let facts = seen.record.as_ref().ok();
+    let current = facts.and_then(RecordFacts::current);
+    current.is_some_and(|current| current.pod.is_some())
 }
 
 fn started_at(facts: &RecordFacts) -> Option<Timestamp> {
@@ -519,6 +604,13 @@ fn started_at(facts: &RecordFacts) -> Option<Timestamp> {
         AttemptState::Started(at) => Some(at),
         AttemptState::Open | AttemptState::Abandoned(..) | AttemptState::Failed(..) => None,
     }
+}
+
+/// Whether the record says how the agent ended, and not only that it did.
+fn knows_exit(facts: &RecordFacts) -> bool {
+    let current = facts.current();
+    let ended = current.and_then(|current| current.agent_ended.as_ref());
+    ended.is_some_and(|(_, exit)| exit.is_some())
 }
 
 /// Milliseconds from then to now.

@@ -4,7 +4,7 @@
 //! spec, shared with everybody who needs it. What a worker has just made it puts in itself, so that it need not wait for
 //! the watch; an older view of the same object never replaces a newer one.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use jiff::Timestamp;
@@ -15,6 +15,9 @@ use crate::api::{
 };
 use crate::manifest::POLICY_NAME;
 use crate::run::Pod;
+
+/// Pods that went and are remembered: many more than go while one call is under way, 20 s at 100 runs a second.
+const GONE: usize = 4096;
 
 /// What is known of the cluster.
 #[derive(Debug, Default)]
@@ -28,6 +31,8 @@ struct Inner {
     listed: HashSet<Option<Namespace>>,
     runs: HashMap<RunUid, Arc<SeenRun>>,
     pods: HashMap<RunUid, BTreeMap<Attempt, Arc<SeenPod>>>,
+    /// The uids of the pods that went last: a worker whose call was under way then must not put one back.
+    gone: (HashSet<Arc<str>>, VecDeque<Arc<str>>),
     policies: HashMap<String, SeenPolicies>,
 }
 
@@ -78,6 +83,8 @@ pub(super) struct SeenPod {
     pub(super) pod: Pod,
     /// The broker's last words.
     pub(super) message: Option<String>,
+    /// By which policies select it; `None` once nothing runs in it any more.
+    pub(super) labels: Option<BTreeMap<String, String>>,
     /// Somebody deleted it.
     pub(super) deleting: bool,
     /// Its version at the API server.
@@ -99,6 +106,7 @@ impl SeenPod {
         self.pod == other.pod
             && self.node == other.node
             && self.message == other.message
+            && self.labels == other.labels
             && self.deleting == other.deleting
     }
 }
@@ -184,9 +192,17 @@ impl Store {
         self.inner().pods.get(run).cloned().unwrap_or_default()
     }
 
+    /// Every run that has a pod.
+    pub(super) fn runs_with_pods(&self) -> Vec<RunUid> {
+        self.inner().pods.keys().cloned().collect()
+    }
+
     /// Takes a pod, unless a newer view of it is there. Whether it is news.
     pub(super) fn put_pod(&self, run: &RunUid, attempt: Attempt, pod: SeenPod) -> bool {
         let mut inner = self.inner();
+        if inner.gone.0.contains(pod.uid.as_str()) {
+            return false;
+        }
         let pods = inner.pods.entry(run.clone()).or_default();
         let known = pods.get(&attempt).filter(|known| known.uid == pod.uid);
         if known.is_some_and(|known| known.version > pod.version) {
@@ -197,9 +213,19 @@ impl Store {
         news
     }
 
-    /// A pod is gone; another one of its name stays.
+    /// A pod is gone, for good; another one of its name stays.
     pub(super) fn drop_pod(&self, run: &RunUid, attempt: Attempt, uid: &str) {
         let mut inner = self.inner();
+        let (known, order) = &mut inner.gone;
+        let uid_kept: Arc<str> = uid.into();
+        if known.insert(Arc::clone(&uid_kept)) {
+            order.push_back(uid_kept);
+        }
+        if order.len() > GONE
+            && let Some(oldest) = order.pop_front()
+        {
+            known.remove(&oldest);
+        }
         if let Some(pods) = inner.pods.get_mut(run) {
             if pods.get(&attempt).is_some_and(|pod| pod.uid == uid) {
                 pods.remove(&attempt);
@@ -308,4 +334,92 @@ pub(super) fn number(version: Option<&str>) -> u64 {
     version
         .and_then(|text| text.parse().ok())
         .unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn uid(n: u32) -> RunUid {
+        format!("{n:02}").parse().unwrap()
+    }
+
+    fn pod(uid: &str, version: u64, pod: Pod) -> SeenPod {
+        SeenPod {
+            name: "p".into(),
+            uid: uid.into(),
+            namespace: "team".into(),
+            node: None,
+            pod,
+            message: None,
+            labels: None,
+            deleting: false,
+            version,
+        }
+    }
+
+    #[test]
+    fn an_older_view_of_a_pod_never_replaces_a_newer_one() {
+        let store = Store::default();
+        let first = Attempt::FIRST;
+        assert!(store.put_pod(&uid(1), first, pod("a", 7, Pod::Running)));
+        assert!(!store.put_pod(&uid(1), first, pod("a", 6, Pod::Starting(None))));
+        assert!(
+            !store.put_pod(&uid(1), first, pod("a", 8, Pod::Running)),
+            "it says the same"
+        );
+        assert_eq!(store.pods(&uid(1))[&first].pod, Pod::Running);
+        store.drop_pod(&uid(1), first, "another one");
+        assert_eq!(store.pods(&uid(1)).len(), 1);
+        store.drop_pod(&uid(1), first, "a");
+        assert!(store.pods(&uid(1)).is_empty());
+    }
+
+    /// P05: a call that was under way when the pod went must not put it back.
+    #[test]
+    fn p05_a_pod_that_went_does_not_come_back() {
+        let store = Store::default();
+        let first = Attempt::FIRST;
+        store.put_pod(&uid(1), first, pod("a", 7, Pod::Running));
+        store.drop_pod(&uid(1), first, "a");
+        assert!(!store.put_pod(&uid(1), first, pod("a", 8, Pod::Running)));
+        assert!(store.pods(&uid(1)).is_empty());
+        for n in 0..2 * GONE {
+            store.drop_pod(&uid(2), first, &n.to_string());
+        }
+        let gone = &store.inner().gone;
+        assert_eq!((gone.0.len(), gone.1.len()), (GONE, GONE));
+    }
+
+    #[test]
+    fn a_new_list_drops_what_it_does_not_have_in_its_own_scope_alone() {
+        let store = Store::default();
+        for n in [1, 2] {
+            store.put_pod(
+                &uid(n),
+                Attempt::FIRST,
+                pod(&format!("pod-{n}"), 1, Pod::Running),
+            );
+        }
+        let listed = HashSet::from(["pod-1".to_owned()]);
+        assert!(store.keep_pods(Some("elsewhere"), &listed).is_empty());
+        assert_eq!(store.keep_pods(Some("team"), &listed), [uid(2)]);
+        assert_eq!(store.pods(&uid(1)).len(), 1);
+    }
+
+    #[test]
+    fn our_own_policy_is_believed_by_its_newest_version() {
+        let store = Store::default();
+        assert_eq!(store.own_policy("team"), None);
+        assert!(store.put_policy("team", Some("5"), true));
+        assert!(
+            !store.put_policy("team", Some("4"), false),
+            "the watch is behind"
+        );
+        assert_eq!(store.own_policy("team"), Some(true));
+        assert!(store.put_policy("team", Some("6"), false));
+        assert_eq!(store.own_policy("team"), Some(false));
+        assert!(store.drop_policy("team", POLICY_NAME));
+        assert_eq!(store.own_policy("team"), None);
+    }
 }

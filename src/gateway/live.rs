@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::canary::Proof;
 use super::lines::Lines;
-use crate::api::wire::{AgentExit, GrantLine, Outcome, Plan, PlannedInput, ProvisionReport};
+use crate::api::wire::{AgentExit, Blob, GrantLine, Outcome, Plan, PlannedInput, ProvisionReport};
 use crate::api::{Attempt, Decision, Event, Lookup, LookupName, Reason, RunSpec, Via, hex};
 use crate::audit::RunKey;
 use crate::inputs::{PackLease, ResolvedInput};
@@ -32,7 +32,7 @@ pub struct LiveParts {
     pub spec: Arc<RunSpec>,
     /// The pinned inputs.
     pub resolved: Vec<ResolvedInput>,
-    /// Their packs, in the same order, held against eviction.
+    /// Their packs, in the same order, held against eviction. None once the workspace is made: nobody asks for them.
     pub packs: Vec<PackLease>,
 }
 
@@ -243,10 +243,10 @@ impl Live {
             resolved,
             packs,
         } = &self.parts;
+        let mut packs = packs.iter();
         let inputs = resolved
             .iter()
-            .zip(packs)
-            .map(|(input, pack)| planned(input, pack))
+            .map(|input| planned(input, packs.next()))
             .collect();
         let context = spec
             .agent
@@ -367,8 +367,12 @@ impl Live {
     }
 }
 
-/// What provision is told of one input.
-fn planned(input: &ResolvedInput, pack: &PackLease) -> PlannedInput {
+/// What provision is told of one input; without a pack, what a broker that reads what the agent left needs of it.
+fn planned(input: &ResolvedInput, pack: Option<&PackLease>) -> PlannedInput {
+    let nothing = || Blob {
+        bytes: 0,
+        sha256: String::new(),
+    };
     PlannedInput {
         name: input.name.clone(),
         path: input.path.clone(),
@@ -376,9 +380,9 @@ fn planned(input: &ResolvedInput, pack: &PackLease) -> PlannedInput {
         resolved_ref: input.resolved_ref.clone(),
         origin: input.repository.to_string(),
         read_only: input.read_only,
-        shallow: pack.shallow.clone(),
-        pack: pack.pack_blob.clone(),
-        index: pack.index_blob.clone(),
+        shallow: pack.map(|pack| pack.shallow.clone()).unwrap_or_default(),
+        pack: pack.map_or_else(nothing, |pack| pack.pack_blob.clone()),
+        index: pack.map_or_else(nothing, |pack| pack.index_blob.clone()),
     }
 }
 

@@ -219,6 +219,7 @@ impl<'a> Shell<'a> {
             pod,
             strays: Vec::new(),
             node: None,
+            trouble: None,
             limits: run::Limits::default(),
         }
     }
@@ -297,8 +298,6 @@ impl<'a> Shell<'a> {
                     .await?;
                 Ok(())
             }
-            // A local pod says so itself.
-            Action::AgentLost(_) => Ok(()),
             Action::StopAgent(attempt, reason) => {
                 let announced = self
                     .append(vec![Event::AgentStopping { attempt, reason }])
@@ -342,7 +341,8 @@ impl<'a> Shell<'a> {
                 self.changes(None).await;
                 Ok(())
             }
-            Action::Done => Ok(()),
+            // A local pod says itself that its agent was lost.
+            Action::AgentLost(_) | Action::Done => Ok(()),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::seen::{AttemptFacts, Observed, Pod, SpecFacts};
+use super::seen::{AttemptFacts, Observed, Pod};
 use crate::api::wire::{AgentExit, Drift, InputOutcome};
 use crate::api::{Attempt, Code, Failure, OnDrift, Reason};
 
@@ -54,6 +54,7 @@ fn agent_failure(
         Pod::Ended(failure) | Pod::Collecting(failure) => failure.clone(),
         Pod::Unknown
         | Pod::Absent
+        | Pod::Unmade(_)
         | Pod::Refused(..)
         | Pod::Foreign(_)
         | Pod::Starting(_)
@@ -100,7 +101,9 @@ fn agent_failure(
 /// P04, P05: `exec` was told to end: by the kubelet, which ends a pod so, and then the pod says why; else by the agent.
 fn told_to_end(seen: &Observed, stopping: Option<Reason>) -> Failure {
     match &seen.pod {
-        Pod::Leaving { .. } | Pod::Absent => lost_after_start(seen, stopping, None),
+        Pod::Leaving { .. } | Pod::Absent | Pod::Unmade(_) => {
+            lost_after_start(seen, stopping, None)
+        }
         Pod::Unknown
         | Pod::Refused(..)
         | Pod::Foreign(_)
@@ -129,7 +132,7 @@ fn lost_after_start(seen: &Observed, stopping: Option<Reason>, in_pod: Option<Fa
     };
     match &seen.pod {
         Pod::Leaving { reason, words, .. } => lost(*reason, words),
-        Pod::Absent => lost(Reason::PodDeletedByHand, ""),
+        Pod::Absent | Pod::Unmade(_) => lost(Reason::PodDeletedByHand, ""),
         Pod::Unknown
         | Pod::Refused(..)
         | Pod::Foreign(_)
@@ -200,9 +203,9 @@ pub(super) fn lost_before_start(reason: Reason, attempts: u32) -> Failure {
 }
 
 /// `startTimeout` is over. What kept the pod from starting is the cause, and stays the code.
-pub(super) fn not_started_in_time(spec: &SpecFacts, pod: &Pod) -> Failure {
-    let timeout = in_words(spec.start_timeout);
-    match pod.trouble() {
+pub(super) fn not_started_in_time(seen: &Observed) -> Failure {
+    let timeout = in_words(seen.spec.start_timeout);
+    match seen.pod.trouble().or(seen.trouble.as_ref()) {
         Some(failure) => Failure {
             message: format!(
                 "{}; scheduling.startTimeout ({timeout}) is over",

@@ -12,9 +12,12 @@ mod status;
 mod tests;
 
 pub use conclude::{Ending, conclude};
-pub use plan::{Action, Limits, plan};
+pub use plan::{Action, Limits, plan, start_deadline};
 pub use seen::{
     AttemptFacts, AttemptState, EndFacts, InputFacts, Observed, OutcomeFacts, OutputFacts, Pod,
     PodTrouble, Policy, RecordFacts, Resolution, ResolvedInput, SpecFacts, Wish,
 };
-pub use status::{recorded_status, status, undecodable_status, unrecorded_status, write_due};
+pub use status::{
+    outlived_its_record, outlived_status, recorded_status, status, undecodable_status,
+    unrecorded_status, write_due,
+};

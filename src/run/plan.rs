@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use super::conclude::{Ending, cancelled, conclude, lost_before_start, not_started_in_time};
 use super::seen::{
     AttemptFacts, AttemptState, EndFacts, Observed, Pod, PodTrouble, Policy, RecordFacts,
-    Resolution,
+    Resolution, SpecFacts,
 };
 use crate::api::wire::{AgentExit, UnknownReason};
 use crate::api::{Attempt, Failure, Healing, Reason};
@@ -24,7 +24,8 @@ pub struct Limits {
     /// From the announcement of a pod until it must be seen: the creation's own timeout, and a cache that is behind.
     #[serde(with = "crate::api::duration_text")]
     pub pod_appears: Duration,
-    /// Between two tries to make a pod that was refused for a while (quota).
+    /// Between two tries to make a pod that was refused for a while (quota), and between two questions for one of which
+    /// the server did not say whether it is there.
     #[serde(with = "crate::api::duration_text")]
     pub pod_retry: Duration,
     /// How long an image may fail to come.
@@ -89,7 +90,8 @@ pub enum Action {
     /// Put the policy in place, and make sure that nothing opens more.
     EnsurePolicy,
     /// Append `pod.creating` and make the pod. When the record says that one was made already, make none and observe
-    /// again; only a shell that knows its own creation to be refused goes on without a second `pod.creating`.
+    /// again; only a shell that knows its own creation to be refused, or that nobody has seen the pod ([`Pod::Unmade`]),
+    /// goes on without a second `pod.creating`.
     CreatePod(Attempt),
     /// Append `attempt.failed`: the record refuses it once the agent has started.
     Fail(Attempt, Failure),
@@ -132,8 +134,22 @@ pub fn plan(seen: &Observed, now: Timestamp) -> Vec<Action> {
     {
         actions.push(Action::DeletePod(attempt.attempt));
     }
-    actions.push(step(seen, record, now));
+    let step = step(seen, record, now);
+    actions.push(if seen.pod == Pod::Unknown {
+        asked_again(step, later(now, seen.limits.pod_retry))
+    } else {
+        step
+    });
     actions
+}
+
+/// A pod of which nobody could say anything is asked for again soon: nothing wakes a run whose pod nobody sees.
+fn asked_again(step: Action, soon: Timestamp) -> Action {
+    match step {
+        Action::Wait(until) => Action::Wait(Some(until.map_or(soon, |until| until.min(soon)))),
+        Action::Collect(attempt, until) => Action::Collect(attempt, until.min(soon)),
+        other => other,
+    }
 }
 
 fn step(seen: &Observed, record: &RecordFacts, now: Timestamp) -> Action {
@@ -211,8 +227,7 @@ fn before_start(seen: &Observed, attempt: &AttemptFacts, now: Timestamp) -> Acti
     {
         return resolving(seen, attempt, now);
     }
-    let wanted = attempt.resolved_at.unwrap_or(attempt.dispatched_at);
-    let deadline = later(wanted, seen.spec.start_timeout);
+    let deadline = start_deadline(&seen.spec, attempt);
     if let Policy::Impossible(failure) = &seen.policy {
         return Action::Fail(number, failure.clone());
     }
@@ -223,7 +238,7 @@ fn before_start(seen: &Observed, attempt: &AttemptFacts, now: Timestamp) -> Acti
         {
             Action::Abandon(number, *reason)
         } else {
-            Action::Fail(number, not_started_in_time(&seen.spec, &seen.pod))
+            Action::Fail(number, not_started_in_time(seen))
         };
     }
     if seen.policy == Policy::Missing {
@@ -237,12 +252,18 @@ fn before_start(seen: &Observed, attempt: &AttemptFacts, now: Timestamp) -> Acti
     match &seen.pod {
         Pod::Absent => match &attempt.pod {
             None => Action::CreatePod(number),
-            // Made, or about to be; by us before a crash, or by another controller. If it does not appear it is
-            // lost: its name is not used again.
+            // It was there. It is lost if it does not come back: its name is not used again.
             Some((at, _)) => wait_or(later(*at, seen.limits.pod_appears), now, || {
                 Action::Abandon(number, Reason::PodDeletedByHand)
             }),
         },
+        // Made, or about to be, by a process that was ended or a call without an answer. If it does not appear, the same one
+        // is made: one that is late finds its name taken, and is the pod.
+        Pod::Unmade(at) => wait_or(
+            later(*at, seen.limits.pod_appears).min(deadline),
+            now,
+            || Action::CreatePod(number),
+        ),
         Pod::Refused(failure, at) => match failure.reason.healing() {
             Healing::Permanent => Action::Fail(number, failure.clone()),
             Healing::Transient | Healing::Brief => {
@@ -274,6 +295,13 @@ fn before_start(seen: &Observed, attempt: &AttemptFacts, now: Timestamp) -> Acti
         ),
         Pod::Leaving { reason, .. } => Action::Abandon(number, *reason),
     }
+}
+
+/// When the agent of an attempt must have started: a shell that is still at work for its pod looks again then.
+#[must_use]
+pub fn start_deadline(spec: &SpecFacts, attempt: &AttemptFacts) -> Timestamp {
+    let wanted = attempt.resolved_at.unwrap_or(attempt.dispatched_at);
+    later(wanted, spec.start_timeout)
 }
 
 fn resolving(seen: &Observed, attempt: &AttemptFacts, now: Timestamp) -> Action {
@@ -340,7 +368,9 @@ fn alive(seen: &Observed, attempt: &AttemptFacts, started: Timestamp, now: Times
     };
     match &seen.pod {
         Pod::Ended(_) => Action::RecordOutcome(number, UnknownReason::CollectorFailed),
-        Pod::Absent | Pod::Foreign(_) | Pod::Refused(..) => Action::RecordOutcome(number, unread),
+        Pod::Absent | Pod::Unmade(_) | Pod::Foreign(_) | Pod::Refused(..) => {
+            Action::RecordOutcome(number, unread)
+        }
         Pod::Leaving { since, .. } => wait_or(later(*since, seen.limits.collect), now, || {
             Action::RecordOutcome(number, unread)
         }),
@@ -373,6 +403,7 @@ fn is_told(pod: &Pod) -> bool {
         Pod::Ended(_)
         | Pod::Collecting(_)
         | Pod::Absent
+        | Pod::Unmade(_)
         | Pod::Foreign(_)
         | Pod::Refused(..)
         | Pod::Leaving { .. } => true,
@@ -462,7 +493,7 @@ fn after_end(seen: &Observed, record: &RecordFacts, end: &EndFacts, now: Timesta
         return Action::Done;
     };
     match &seen.pod {
-        Pod::Absent | Pod::Foreign(_) | Pod::Refused(..) => Action::Done,
+        Pod::Absent | Pod::Unmade(_) | Pod::Foreign(_) | Pod::Refused(..) => Action::Done,
         Pod::Unknown | Pod::Leaving { deleted: true, .. } => Action::Wait(None),
         // Its agent has ended and the kubelet is about to say so. A broker that hangs is not waited for.
         Pod::Running | Pod::Collecting(_) if agent_has_ended(record) => {
@@ -501,6 +532,7 @@ fn is_there(pod: &Pod) -> bool {
         | Pod::Leaving { deleted: false, .. } => true,
         Pod::Unknown
         | Pod::Absent
+        | Pod::Unmade(_)
         | Pod::Refused(..)
         | Pod::Foreign(_)
         | Pod::Leaving { deleted: true, .. } => false,

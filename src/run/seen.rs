@@ -32,6 +32,8 @@ pub struct Observed {
     pub strays: Vec<Attempt>,
     /// The node of the newest attempt's pod, once it is known.
     pub node: Option<String>,
+    /// Why the last step failed that is being tried again.
+    pub trouble: Option<Failure>,
     /// How long things may take.
     pub limits: Limits,
 }
@@ -117,6 +119,9 @@ pub enum Pod {
     Unknown,
     /// Not there. Read from the server itself, not from a cache.
     Absent,
+    /// The same of one that was announced and that nobody has seen since: it was last asked for at this time, by whoever
+    /// announced it or by us.
+    Unmade(Timestamp),
     /// Making it was refused for certain, at this time.
     Refused(Failure, Timestamp),
     /// One of that name belongs to somebody else. Neither adopted nor deleted.
@@ -142,6 +147,15 @@ pub enum Pod {
     },
 }
 
+impl Observed {
+    /// What keeps an attempt from its start.
+    #[must_use]
+    pub fn trouble(&self) -> Option<&Failure> {
+        let inside = self.resolution.trouble().or_else(|| self.pod.trouble());
+        inside.or(self.trouble.as_ref())
+    }
+}
+
 impl Resolution {
     /// What it waits for, or why it was given up.
     #[must_use]
@@ -162,7 +176,11 @@ impl Pod {
             Self::Refused(failure, _) | Self::Foreign(failure) => Some(failure),
             Self::Ended(failure) | Self::Collecting(failure) => failure.as_ref(),
             Self::Starting(trouble) => trouble.as_ref().map(|trouble| &trouble.failure),
-            Self::Unknown | Self::Absent | Self::Running | Self::Leaving { .. } => None,
+            Self::Unknown
+            | Self::Absent
+            | Self::Unmade(_)
+            | Self::Running
+            | Self::Leaving { .. } => None,
         }
     }
 }

@@ -137,6 +137,47 @@ pub fn recorded_status(seen: &Observed, original: &RunUid) -> SandboxRunStatus {
     status
 }
 
+/// K02: whether the record is older than the status that an object has: it was lost, or a copy was put in its place. What
+/// has ended does not begin again on the strength of it.
+#[must_use]
+pub fn outlived_its_record(written: &SandboxRunStatus, record: &RecordFacts) -> bool {
+    if written.finished_at.is_none() {
+        return false;
+    }
+    let newest = record.newest.map(crate::api::Attempt::number);
+    let under_way = record.current().is_some() && record.ended.is_none();
+    let unknown = record.reruns.is_empty();
+    unknown || newest < written.attempt || under_way && newest == written.attempt
+}
+
+/// The status of such an object: what it said of its end stays, and that it is not begun again is said where somebody
+/// asks for that. `at`: now, where nothing said so yet.
+#[must_use]
+pub fn outlived_status(
+    written: &SandboxRunStatus,
+    seen: &Observed,
+    at: Timestamp,
+) -> SandboxRunStatus {
+    let known = |record: &RecordFacts| record.reruns.contains(&seen.spec.rerun);
+    let again = !seen.record.as_ref().is_ok_and(known);
+    let mut status = written.clone();
+    status.observed_generation = seen.spec.generation;
+    for condition in &mut status.conditions {
+        condition.observed_generation = seen.spec.generation;
+        if again && condition.kind == ConditionType::Stalled {
+            if condition.status != ConditionStatus::True {
+                condition.status = ConditionStatus::True;
+                condition.last_transition_time = in_text(at);
+            }
+            "RecordLost".clone_into(&mut condition.reason);
+            "the record does not know how this run ended, so it is never begun again: apply it under another name"
+                .clone_into(&mut condition.message);
+        }
+    }
+    keep_small(&mut status);
+    status
+}
+
 /// Whether a status is worth an API write, given the last one that was written. At most six in a run's life: trouble
 /// while resolving, resolved, trouble while starting, running, ended, recorded at last.
 #[must_use]
@@ -208,13 +249,12 @@ fn failure<'a>(seen: &'a Observed, record: &'a RecordFacts) -> Option<&'a Failur
     if let Err(failure) = &seen.record {
         return Some(failure);
     }
-    let attempt = record.current()?;
-    match &attempt.state {
-        AttemptState::Failed(_, failure) => return Some(failure),
-        AttemptState::Started(_) | AttemptState::Abandoned(..) => return None,
-        AttemptState::Open => {}
+    match record.current().map(|attempt| &attempt.state) {
+        Some(AttemptState::Failed(_, failure)) => Some(failure),
+        Some(AttemptState::Started(_) | AttemptState::Abandoned(..)) => None,
+        Some(AttemptState::Open) => seen.trouble(),
+        None => seen.trouble.as_ref(),
     }
-    seen.resolution.trouble().or_else(|| seen.pod.trouble())
 }
 
 fn error_status(failure: &Failure) -> ErrorStatus {

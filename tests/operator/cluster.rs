@@ -127,6 +127,9 @@ impl Cluster {
             format!("--cert-dir={}", text(at("certs"))),
             format!("--token-auth-file={}", text(at("tokens"))),
             "--authorization-mode=RBAC".to_owned(),
+            // What a webhook does to pods, without a webhook.
+            "--feature-gates=MutatingAdmissionPolicy=true".to_owned(),
+            "--runtime-config=admissionregistration.k8s.io/v1beta1=true".to_owned(),
             // A Service's address is one of this machine's own, so that what it leads to answers.
             "--service-cluster-ip-range=127.96.0.0/16".to_owned(),
             "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
@@ -217,11 +220,20 @@ impl Cluster {
 }
 
 pub(crate) fn crd_resource() -> ApiResource {
+    resource(
+        "apiextensions.k8s.io",
+        "v1",
+        "CustomResourceDefinition",
+        "customresourcedefinitions",
+    )
+}
+
+pub(crate) fn resource(group: &str, version: &str, kind: &str, plural: &str) -> ApiResource {
     ApiResource {
-        group: "apiextensions.k8s.io".into(),
-        version: "v1".into(),
-        api_version: "apiextensions.k8s.io/v1".into(),
-        kind: "CustomResourceDefinition".into(),
-        plural: "customresourcedefinitions".into(),
+        group: group.into(),
+        version: version.into(),
+        api_version: format!("{group}/{version}"),
+        kind: kind.into(),
+        plural: plural.into(),
     }
 }

@@ -15,6 +15,7 @@
 
 mod cluster;
 mod life;
+mod load;
 mod objects;
 mod operator;
 mod pod;

@@ -144,11 +144,12 @@ async fn a03_two_long_names_that_begin_alike_both_finish() {
     }
 }
 
-/// A quota is waited for, and said.
+/// A quota is waited for, and said. K02: an operator that comes back knows of a pod that was announced and that nobody has
+/// seen; it was not deleted, and costs no attempt.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs etcd and kube-apiserver: make e2e"]
 async fn a_quota_is_waited_for_and_said() {
-    let operator = Operator::start(json!({})).await;
+    let mut operator = Operator::start(json!({})).await;
     let quotas: Api<k8s_openapi::api::core::v1::ResourceQuota> =
         Api::namespaced(operator.client.clone(), &operator.namespace);
     // Nobody counts what is used here, so a quota of nothing refuses everything.
@@ -171,6 +172,15 @@ async fn a_quota_is_waited_for_and_said() {
         (waits.code.as_str(), waits.reason.as_str()),
         ("sandbox.pod_rejected", "QuotaExceeded")
     );
+    operator.kill();
+    operator.begin();
+    operator
+        .until("another try", || async {
+            let refused =
+                "sandboxrun_api_requests_total{request=\"pod_create\",result=\"refused\"}";
+            (operator.metric_now(refused).await? > 0.0).then_some(())
+        })
+        .await;
     quotas
         .delete("none", &kube::api::DeleteParams::default())
         .await

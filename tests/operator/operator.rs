@@ -289,12 +289,16 @@ impl Operator {
 
     /// A number of its metrics, over all labels.
     pub(crate) async fn metric(&self, beginning: &str) -> f64 {
+        self.metric_now(beginning).await.unwrap()
+    }
+
+    /// The same of one that may not be there yet.
+    pub(crate) async fn metric_now(&self, beginning: &str) -> Option<f64> {
         let url = format!("http://127.0.0.1:{}/metrics", self.metrics);
-        let text = reqwest::get(url).await.unwrap().text().await.unwrap();
+        let text = reqwest::get(url).await.ok()?.text().await.ok()?;
         let lines = text.lines().filter(|line| line.starts_with(beginning));
-        lines
-            .map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap())
-            .sum()
+        let numbers = lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap());
+        Some(numbers.sum())
     }
 }
 

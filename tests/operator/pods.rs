@@ -1,10 +1,11 @@
 //! Pods that come to harm: each row of the pod lifecycle that an API server can show.
 
-use kube::api::PostParams;
+use kube::api::{Api, DynamicObject, PostParams};
 use rstest::rstest;
 use sandboxrun::api::{ConditionStatus, ConditionType};
 use serde_json::{Value, json};
 
+use super::cluster::resource;
 use super::operator::Operator;
 use super::pod::{ended, running, waiting};
 
@@ -219,4 +220,61 @@ async fn p10_a_container_that_starts_again_gets_no_second_grant() {
             .count(),
         1
     );
+}
+
+/// P13: what somebody adds to a pod on its way is found, also by an operator that did not make it, and nothing starts.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs etcd and kube-apiserver: make e2e"]
+async fn p13_a_pod_that_was_changed_on_its_way_is_refused() {
+    let operator = Operator::start(json!({})).await;
+    let name = format!("proxy-for-{}", operator.namespace);
+    let change = r#"[JSONPatch{op: "add", path: "/spec/containers/0/env", value: [Object.spec.containers.env{name: "HTTP_PROXY", value: "http://x"}]}]"#;
+    let policy = json!({"metadata": {"name": name}, "spec": {
+        "matchConstraints": {
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": operator.namespace}},
+            "resourceRules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
+        },
+        "failurePolicy": "Fail", "reinvocationPolicy": "Never",
+        "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": change}}],
+    }});
+    let binding = json!({"metadata": {"name": name}, "spec": {"policyName": name}});
+    for (kind, plural, object) in [
+        (
+            "MutatingAdmissionPolicy",
+            "mutatingadmissionpolicies",
+            policy,
+        ),
+        (
+            "MutatingAdmissionPolicyBinding",
+            "mutatingadmissionpolicybindings",
+            binding,
+        ),
+    ] {
+        let resource = resource("admissionregistration.k8s.io", "v1beta1", kind, plural);
+        let api: Api<DynamicObject> = Api::all_with(operator.client.clone(), &resource);
+        let object = serde_json::from_value(object).unwrap();
+        api.create(&PostParams::default(), &object).await.unwrap();
+    }
+    // The API server takes it a moment later.
+    let probe = json!({"metadata": {"name": "probe"}, "spec": {"containers": [{"name": "x", "image": "x"}]}});
+    let probe = serde_json::from_value(probe).unwrap();
+    let dry = PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    };
+    operator
+        .until("the change", || async {
+            let made = operator.pods().create(&dry, &probe).await.unwrap();
+            made.spec.unwrap().containers[0].env.is_some().then_some(())
+        })
+        .await;
+    operator.apply("nightly", json!({})).await;
+    let error = operator.ended("nightly").await.error.unwrap();
+    assert_eq!(
+        (error.code.as_str(), error.reason.as_str()),
+        ("sandbox.pod_rejected", "PodMutated")
+    );
+    assert!(error.message.contains("HTTP_PROXY"), "{}", error.message);
+    let run = operator.runs().get("nightly").await.unwrap();
+    assert!(!operator.story(&run).await.contains(&"agent.started"));
 }

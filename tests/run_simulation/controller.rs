@@ -175,6 +175,7 @@ impl Controller {
             pod,
             strays,
             node: None,
+            trouble: None,
             limits: Limits::default(),
         };
         (seen, Rc::clone(&cached.status))

@@ -169,6 +169,13 @@ impl Wishes {
         let wishes = wishes(&mut checks, spec);
         checks.finish(Some(wishes))
     }
+
+    /// Reads each field that keeps its rule, and takes the default of one that does not: a run with a bad
+    /// `ttlAfterFinished` can still be cancelled.
+    #[must_use]
+    pub fn of_good_fields(spec: &SandboxRunSpec) -> Self {
+        wishes(&mut Checks::default(), spec)
+    }
 }
 
 pub(super) fn wishes(checks: &mut Checks, spec: &SandboxRunSpec) -> Wishes {
@@ -203,6 +210,19 @@ mod tests {
     use super::*;
     use crate::api::RunSpec;
     use serde_json::json;
+
+    #[test]
+    fn a02_one_bad_wish_hides_no_other() {
+        let spec = json!({"agent": {"image": "i", "command": ["true"]},
+            "cancel": true, "suspend": true, "ttlAfterFinished": "soon", "rerun": "2"});
+        let spec: SandboxRunSpec = serde_json::from_value(spec).unwrap();
+        assert!(Wishes::parse(&spec).is_err());
+        let wishes = Wishes::of_good_fields(&spec);
+        assert!(wishes.cancel && wishes.suspend);
+        assert_eq!(wishes.rerun, "2");
+        let default = Wishes::default().ttl_after_finished;
+        assert_eq!(wishes.ttl_after_finished, default);
+    }
 
     #[test]
     fn a_resource_that_stands_once_counts_twice() {

@@ -51,6 +51,7 @@ pub(super) fn observed(events: Vec<Event>) -> Observed {
         pod: Pod::Absent,
         strays: Vec::new(),
         node: None,
+        trouble: None,
         limits: Limits::default(),
     }
 }

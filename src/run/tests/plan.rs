@@ -190,7 +190,11 @@ fn a_suspended_attempt_costs_nothing_and_its_pod_goes() {
 #[rstest]
 #[case::absent_a_moment(Pod::Absent, 20, Action::Wait(Some(at(33))))]
 #[case::absent_for_good(Pod::Absent, 33, Action::Abandon(FIRST, Reason::PodDeletedByHand))]
-#[case::nobody_knows(Pod::Unknown, 300, Action::Wait(Some(at(602))))]
+#[case::never_seen_for_a_moment(Pod::Unmade(at(3)), 20, Action::Wait(Some(at(33))))]
+#[case::k02_never_seen(Pod::Unmade(at(3)), 33, Action::CreatePod(FIRST))]
+#[case::k02_never_seen_and_asked_for_again(Pod::Unmade(at(33)), 40, Action::Wait(Some(at(63))))]
+#[case::nobody_knows(Pod::Unknown, 300, Action::Wait(Some(at(310))))]
+#[case::nobody_knows_at_last(Pod::Unknown, 595, Action::Wait(Some(at(602))))]
 #[case::k08_of_somebody_else(
     Pod::Foreign(fault(Reason::NameTaken)),
     9,
@@ -282,6 +286,24 @@ fn when_start_timeout_is_over_the_cause_is_kept(#[case] pod: Pod, #[case] reason
         failure.message.contains("startTimeout (10m)"),
         "{}",
         failure.message
+    );
+}
+
+/// A cause that was there is never hidden: the policy could not be made, and so the pod never was.
+#[test]
+fn a_step_that_failed_until_start_timeout_is_the_cause() {
+    let mut seen = observed(vec![created(), dispatched(FIRST), resolved(FIRST)]);
+    seen.policy = Policy::Missing;
+    seen.trouble = Some(fault(Reason::PolicyRefused));
+    assert_eq!(next(&seen, 601), Action::EnsurePolicy);
+    let Action::Fail(FIRST, failure) = next(&seen, 602) else {
+        panic!("startTimeout is over");
+    };
+    assert_eq!(failure.reason, Reason::PolicyRefused);
+    assert!(
+        failure
+            .message
+            .contains("as it is; scheduling.startTimeout")
     );
 }
 
@@ -402,6 +424,30 @@ fn p06_a_run_whose_pod_is_lost_after_the_start_ends_by_our_own_clock(
     let want = Action::RecordOutcome(FIRST, UnknownReason::AgentMayRun);
     let action = next(&seen, now);
     assert_eq!(action == want, recorded, "{action:?}");
+}
+
+/// P05: nothing wakes a run whose pod nobody sees, so whoever could not say is asked again, in every stage.
+#[test]
+fn p05_a_pod_of_which_nobody_can_say_is_asked_for_again_soon() {
+    let soon = at(70);
+    let exit = exited(Some(AgentExit::Exited { code: 0 }));
+    let left = with(started(), outcome(Drift::Unchanged, None));
+    for (events, want) in [
+        (ready(), Action::Wait(Some(soon))),
+        (started(), Action::Wait(Some(soon))),
+        (
+            with(started(), [exit.clone()]),
+            Action::Collect(FIRST, soon),
+        ),
+        (
+            with(with(left, [exit]), [ended(None)]),
+            Action::Wait(Some(soon)),
+        ),
+    ] {
+        let mut seen = observed(events);
+        seen.pod = Pod::Unknown;
+        assert_eq!(next(&seen, 60), want);
+    }
 }
 
 #[test]

@@ -7,7 +7,7 @@ use rstest::rstest;
 use super::*;
 use crate::api::wire::{Change, ChangedPath, DriftFacts, HeadSeen, ProvisionedInput};
 use crate::api::{ConditionStatus, ConditionType, Phase, SandboxRunStatus};
-use crate::run::{PodTrouble, status, write_due};
+use crate::run::{PodTrouble, outlived_its_record, outlived_status, status, write_due};
 
 fn short(status: &SandboxRunStatus) -> String {
     let mut text = format!("{:?}", status.phase);
@@ -297,4 +297,82 @@ fn the_schema_is_one_that_an_api_server_takes() {
     formats.dedup();
     assert_eq!(formats, ["date-time", "int32", "int64"]);
     assert!(text.contains("x-kubernetes-list-map-keys"));
+}
+
+/// Each failed step ends in a condition with a code and a sentence, also before anything is in the record.
+#[test]
+fn a_step_that_fails_is_shown() {
+    for events in [
+        Vec::new(),
+        vec![created(), dispatched(FIRST), resolved(FIRST)],
+    ] {
+        let mut seen = observed(events);
+        seen.trouble = Some(Failure::new(Reason::PolicyRefused, "forbidden"));
+        let status = status(&seen);
+        assert_eq!(
+            status.error.as_ref().unwrap().code,
+            "sandbox.policy_not_enforced"
+        );
+        assert!(status.error.as_ref().unwrap().retryable);
+        assert!(write_due(None, &status));
+        let ready = status
+            .conditions
+            .iter()
+            .find(|c| c.kind == ConditionType::Ready);
+        assert_eq!(ready.unwrap().message, "forbidden");
+    }
+}
+
+/// K02: a backup that is put in the record's place may be older than the end, and may know nothing of the run.
+#[test]
+fn k02_what_has_ended_does_not_begin_again_on_an_older_record() {
+    let whole = finished(Drift::Unchanged, None);
+    let written = status(&observed(whole.clone()));
+    let outlived = |events: Vec<Event>| {
+        let seen = observed(events);
+        outlived_its_record(&written, seen.record.as_ref().unwrap())
+    };
+    assert!(outlived(Vec::new()));
+    assert!(outlived(vec![created()]), "its attempt is not there");
+    assert!(outlived(vec![created(), dispatched(FIRST)]));
+    assert!(outlived(ready()));
+    assert!(outlived(started()));
+    assert!(!outlived(whole.clone()));
+    let rerun = Event::RunCreated {
+        digest: "d".repeat(64),
+        rerun: "2".into(),
+        writer: "test".into(),
+    };
+    let again = with(whole, [rerun]);
+    assert!(!outlived(again.clone()), "another life begins as it should");
+    assert!(!outlived(with(again, [dispatched(FIRST.next())])));
+    let alive = status(&observed(started()));
+    assert!(!outlived_its_record(&alive, &RecordFacts::default()));
+}
+
+#[test]
+fn k02_a_run_that_outlived_its_record_keeps_its_end_and_says_so_when_it_is_asked_for_again() {
+    let written = status(&observed(finished(Drift::Unchanged, None)));
+    let stalled = |status: &SandboxRunStatus| {
+        let mut all = status.conditions.iter();
+        let found = all.find(|c| c.kind == ConditionType::Stalled).unwrap();
+        (found.status, found.reason.clone())
+    };
+    let mut seen = observed(ready());
+    seen.spec.generation = Some(4);
+    let same = outlived_status(&written, &seen, at(99));
+    assert_eq!(same.observed_generation, Some(4));
+    assert_eq!(
+        stalled(&same).0,
+        ConditionStatus::False,
+        "nobody asked for more"
+    );
+    seen.spec.rerun = "2".into();
+    let again = outlived_status(&written, &seen, at(99));
+    assert_eq!(
+        stalled(&again),
+        (ConditionStatus::True, "RecordLost".to_owned())
+    );
+    assert_eq!(again.phase, Phase::Succeeded);
+    assert_eq!(outlived_status(&again, &seen, at(500)), again, "once");
 }
