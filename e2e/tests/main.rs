@@ -10,6 +10,7 @@
 // `cfg(test)` is always so here; it tells clippy that helpers of tests may unwrap, too.
 #![cfg(test)]
 
+mod alone;
 mod chart;
 mod lifecycle;
 mod main_job;
