@@ -159,6 +159,7 @@ fn object(state: State) -> Value {
         pod: Pod::Absent,
         strays: Vec::new(),
         node: None,
+        trouble: None,
         limits: Limits::default(),
     };
     let generation = if state == State::Outdated { 4 } else { 3 };
