@@ -112,12 +112,12 @@ impl OpenCall {
     ///
     /// # Errors
     /// The refusal to answer with.
-    pub(super) async fn take_up<'l, A>(
+    pub(super) async fn take_up<A>(
         mut self,
-        live: &'l Live,
+        live: &Live,
         admitted: Result<A, Denied>,
         count: impl FnOnce() -> Result<(), Denied>,
-    ) -> Result<(Self, A, SemaphorePermit<'l>), Response<Body>> {
+    ) -> Result<(Self, A, SemaphorePermit<'_>), Response<Body>> {
         let admitted = match admitted {
             Ok(admitted) => admitted,
             Err(denied) => return Err(self.deny(denied).await),

@@ -305,22 +305,22 @@ impl Volumes {
         let state = world.state();
         let programs = world.path("programs");
         fs::create_dir(&programs).unwrap();
-        let mut script = String::from("set -e\n");
-        for (place, size) in volumes {
+        let mounts = volumes.iter().map(|(place, size)| {
             let place = state.join(place);
-            script += &format!(
-                "mkdir -p {0}; mount -t tmpfs -o size={size},mode=0777 none {0}\n",
-                place.display()
-            );
-        }
+            let place = place.display();
+            format!("mkdir -p {place}; mount -t tmpfs -o size={size},mode=0777 none {place}")
+        });
         // The programs' copies are larger than these volumes.
-        script += &format!(
-            "mkdir -p {0}/bin; mount --bind {1} {0}/bin; touch {1}/ready; exec sleep 1000",
-            state.display(),
-            programs.display()
-        );
+        let (bin, own) = (state.join("bin"), programs.display());
+        let bin = bin.display();
+        let rest =
+            format!("mkdir -p {bin}; mount --bind {own} {bin}; touch {own}/ready; exec sleep 1000");
+        let script: Vec<String> = std::iter::once("set -e".to_owned())
+            .chain(mounts)
+            .chain([rest])
+            .collect();
         let holder = Command::new("unshare")
-            .args(["--mount", "/bin/sh", "-c", &script])
+            .args(["--mount", "/bin/sh", "-c", &script.join("\n")])
             .spawn()
             .unwrap();
         soon("the volumes are there", || {
