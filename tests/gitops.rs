@@ -1,4 +1,4 @@
-//! O03: what GitOps tools make of a run in each of its phases. Argo CD's script is run by a real Lua, Flux's expressions by
+//! O03: what Argo CD, Flux and kstatus make of a run in each of its phases. Argo CD's script is run by a real Lua, Flux's expressions by
 //! a CEL interpreter, over the statuses that `run::status` writes.
 
 // `cfg(test)` is always so here; it tells clippy that helpers of tests may unwrap, too.
@@ -116,14 +116,10 @@ fn events(state: State) -> Vec<Event> {
     begun.into_iter().chain(more).collect()
 }
 
-/// The whole object, as a GitOps tool reads it.
+/// The whole object, as such a tool reads it.
 fn object(state: State) -> Value {
-    let facts = RecordFacts::of(
-        (0..)
-            .map(at)
-            .zip(&events(state))
-            .map(|(at, event)| (at, event)),
-    );
+    let events = events(state);
+    let facts = RecordFacts::of((0..).map(at).zip(&events));
     let trouble = Failure::new(Reason::SecretNotFound, "Secret `forge-token` is not there");
     let seen = Observed {
         spec: SpecFacts {
@@ -149,11 +145,12 @@ fn object(state: State) -> Value {
             suspend: state == State::Suspended,
         },
         record: Ok(facts),
-        resolution: match state {
-            State::Waiting => Resolution::Busy {
+        resolution: if state == State::Waiting {
+            Resolution::Busy {
                 trouble: Some(trouble),
-            },
-            _ => Resolution::Idle,
+            }
+        } else {
+            Resolution::Idle
         },
         policy: Policy::InForce,
         pod: Pod::Absent,
@@ -163,9 +160,10 @@ fn object(state: State) -> Value {
         limits: Limits::default(),
     };
     let generation = if state == State::Outdated { 4 } else { 3 };
-    let status = match state {
-        State::Unseen => json!({"observedGeneration": -1}),
-        _ => serde_json::to_value(status(&seen)).unwrap(),
+    let status = if state == State::Unseen {
+        json!({"observedGeneration": -1})
+    } else {
+        serde_json::to_value(status(&seen)).unwrap()
     };
     json!({
         "apiVersion": "sandboxrun.dev/v1alpha1",

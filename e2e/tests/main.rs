@@ -12,6 +12,7 @@
 
 mod alone;
 mod chart;
+mod gitops;
 mod lifecycle;
 mod main_job;
 mod manifests;
