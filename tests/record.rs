@@ -451,7 +451,11 @@ async fn o02_a_start_is_found_by_what_was_started() {
     let before = record.started_before(namespace, name, &digest, "").await;
     assert_eq!(before.unwrap(), None, "it was only begun");
     let may_start = record.may_still_start(namespace, name, &digest, "").await;
-    assert_eq!(may_start.unwrap(), [first.clone()], "and may start still");
+    assert_eq!(
+        may_start.unwrap(),
+        std::slice::from_ref(&first),
+        "and may start still"
+    );
     let other = record.may_still_start(namespace, name, &digest, "2").await;
     assert_eq!(other.unwrap(), []);
     record

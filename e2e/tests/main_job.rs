@@ -91,7 +91,10 @@ fn the_main_job_from_apply_to_ready() {
         &["audit", "show", "--cluster", uid],
         "",
     );
-    assert!(record.ok && record.out.contains(commit.get(..10).unwrap()), "{record:?}");
+    assert!(
+        record.ok && record.out.contains(commit.get(..10).unwrap()),
+        "{record:?}"
+    );
     for canary in canaries() {
         for (place, text) in [
             ("status", ended.to_string()),

@@ -160,6 +160,7 @@ mod tests {
     use rstest::rstest;
     use serde_json::json;
 
+    #[expect(clippy::needless_pass_by_value, reason = "called with literals")]
     fn object(generation: i64, spec: Value, status: Value) -> DynamicObject {
         serde_json::from_value(json!({
             "metadata": {"name": "nightly", "namespace": "team", "uid": "0a", "generation": generation},

@@ -105,6 +105,10 @@ fn unknown(reason: UnknownReason) -> Drift {
 }
 
 #[cfg(test)]
+#[expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "a test is about a few kinds of events"
+)]
 mod tests {
     use super::*;
     use rstest::rstest;

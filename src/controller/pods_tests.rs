@@ -1,4 +1,5 @@
 //! Pods as kubelets, schedulers and people leave them, and what each means. The objects are cut from real ones.
+#![expect(clippy::needless_pass_by_value, reason = "called with literals")]
 
 use rstest::rstest;
 use serde_json::{Value, json};

@@ -189,7 +189,7 @@ mod tests {
             queue.wake(&run(n));
             queue.next().await;
         }
-        queue.done(&run(1), Some(began + Duration::from_secs(60)));
+        queue.done(&run(1), Some(began + Duration::from_mins(1)));
         queue.done(&run(2), Some(began + Duration::from_secs(30)));
         assert_eq!(queue.next().await, run(2));
         assert_eq!(began.elapsed().as_secs(), 30);

@@ -145,11 +145,13 @@ pub fn plan(seen: &Observed, now: Timestamp) -> Vec<Action> {
 
 /// A pod of which nobody could say anything is asked for again soon: nothing wakes a run whose pod nobody sees.
 fn asked_again(step: Action, soon: Timestamp) -> Action {
-    match step {
-        Action::Wait(until) => Action::Wait(Some(until.map_or(soon, |until| until.min(soon)))),
-        Action::Collect(attempt, until) => Action::Collect(attempt, until.min(soon)),
-        other => other,
+    if let Action::Wait(until) = step {
+        return Action::Wait(Some(until.map_or(soon, |until| until.min(soon))));
     }
+    if let Action::Collect(attempt, until) = step {
+        return Action::Collect(attempt, until.min(soon));
+    }
+    step
 }
 
 fn step(seen: &Observed, record: &RecordFacts, now: Timestamp) -> Action {

@@ -86,9 +86,9 @@ pub(crate) fn kubeconfig() -> &'static Path {
 impl Cluster {
     /// The one of this process.
     pub(crate) async fn get() -> &'static Self {
+        static READY: tokio::sync::OnceCell<()> = tokio::sync::OnceCell::const_new();
         let cluster = tokio::task::spawn_blocking(|| CLUSTER.get_or_init(Self::start));
         let cluster = cluster.await.unwrap();
-        static READY: tokio::sync::OnceCell<()> = tokio::sync::OnceCell::const_new();
         READY.get_or_init(|| cluster.fill()).await;
         cluster
     }
@@ -165,7 +165,7 @@ impl Cluster {
             let log = std::fs::read_to_string(self.kubeconfig.with_file_name("api.log"));
             let log = log.unwrap_or_default();
             assert!(
-                began.elapsed() < Duration::from_secs(120),
+                began.elapsed() < Duration::from_mins(2),
                 "no API server:\n{log}"
             );
             tokio::time::sleep(Duration::from_millis(100)).await;

@@ -20,7 +20,7 @@ use super::cluster::{Cluster, OPERATOR, free_port};
 use super::pod::Played;
 
 /// Far more than anything here takes on a busy machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 
 pub(crate) struct Operator {
     pub(crate) client: Client,
