@@ -45,6 +45,8 @@ pub(super) struct Life {
     pub(super) mutated: Option<(Attempt, Failure)>,
     /// The attempt whose pod cannot be compared with what was sent.
     pub(super) incomparable: Option<Attempt>,
+    /// K06: its namespace is being deleted, so its pod may go before its object does.
+    pub(super) namespace_ends: bool,
     /// The node of the newest attempt's pod.
     pub(super) node: Option<(Attempt, String)>,
     /// The status as it is stored, by our own word or by the watch's.
@@ -84,6 +86,7 @@ impl Life {
             asked_for: None,
             mutated: None,
             incomparable: None,
+            namespace_ends: false,
             node: None,
             written,
             written_unknown: false,

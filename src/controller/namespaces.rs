@@ -49,6 +49,20 @@ impl Namespaces {
         Ok(!disabled)
     }
 
+    /// Whether a namespace is being deleted, and with it everything inside, in whatever order. `false` if nobody says.
+    pub(super) async fn is_ending(desk: &Desk, namespace: &Namespace) -> bool {
+        let api: Api<PartialObjectMeta<NamespaceObject>> = Api::all(desk.client.clone());
+        let read = api.get_metadata_opt(namespace.as_str());
+        match within(desk.api_timeout, "read a namespace", read).await {
+            Ok(Some(found)) => found.metadata.deletion_timestamp.is_some(),
+            Ok(None) => true,
+            Err(error) => {
+                tracing::debug!(%namespace, %error, "whether a namespace ends is not known");
+                false
+            }
+        }
+    }
+
     fn known(&self, namespace: &Namespace, now: Instant) -> Option<bool> {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (allow, at) = known.get(namespace)?;

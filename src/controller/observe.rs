@@ -82,7 +82,7 @@ pub(super) fn run(
     };
     Observed {
         spec: spec_facts(desk, run, life, facts),
-        wish: wish(run),
+        wish: wish(run, life),
         resolution: resolution(life, newest),
         policy: sight.policy.clone(),
         pod: pod(life, sight, facts),
@@ -94,10 +94,10 @@ pub(super) fn run(
     }
 }
 
-fn wish(run: Option<&SeenRun>) -> Wish {
+fn wish(run: Option<&SeenRun>, life: &Life) -> Wish {
     let stop = match run {
         None => Some(Reason::ObjectDeleted),
-        Some(run) if run.deleting => Some(Reason::ObjectDeleted),
+        Some(run) if run.deleting || life.namespace_ends => Some(Reason::ObjectDeleted),
         Some(run) => run.wishes.cancel.then_some(Reason::CancelRequested),
     };
     Wish {

@@ -14,6 +14,7 @@ use super::act::{self, Elder, Rest};
 use super::calls::CallError;
 use super::desk::Desk;
 use super::life::Life;
+use super::namespaces::Namespaces;
 use super::observe::{self, Asked, Sight};
 use super::outcome;
 use super::prepare::{Preparation, Ready, SLOW};
@@ -338,6 +339,12 @@ impl Look<'_> {
         };
         if sight.pod().is_some() {
             self.life.saw = attempt;
+        }
+        let goes = sight.pod().is_some_and(|pod| pod.deleting)
+            || matches!(sight.asked, Some(Asked::Absent));
+        if goes && self.life.facts.ended.is_none() && !self.life.namespace_ends {
+            let namespace = &self.life.key.namespace;
+            self.life.namespace_ends = Namespaces::is_ending(self.desk, namespace).await;
         }
         if let (Some(attempt), Some(node)) = (attempt, sight.node()) {
             self.life.node = Some((attempt, node.to_owned()));
