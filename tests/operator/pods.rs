@@ -228,7 +228,7 @@ async fn p10_a_container_that_starts_again_gets_no_second_grant() {
 async fn p13_a_pod_that_was_changed_on_its_way_is_refused() {
     let operator = Operator::start(json!({})).await;
     let name = format!("proxy-for-{}", operator.namespace);
-    let change = r#"[JSONPatch{op: "add", path: "/spec/containers/0/env", value: [Object.spec.containers.env{name: "HTTP_PROXY", value: "http://x"}]}]"#;
+    let change = r#"[JSONPatch{op: "add", path: "/spec/containers/0/env", value: [{"name": "HTTP_PROXY", "value": "http://x"}]}]"#;
     let policy = json!({"metadata": {"name": name}, "spec": {
         "matchConstraints": {
             "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": operator.namespace}},
