@@ -150,7 +150,7 @@ impl World {
         let attempt = Attempt::FIRST;
         let key = fresh_key()?;
         let mut events = vec![created(), Event::AttemptDispatched { attempt }];
-        events.extend(resolved.iter().map(|input| resolved_event(attempt, input)));
+        events.extend(resolved.iter().map(|input| input.event(attempt)));
         events.push(Event::PodCreating {
             attempt,
             pod: key.uid.to_string(),
@@ -316,21 +316,6 @@ pub(crate) fn created() -> Event {
         digest: "0".repeat(64),
         rerun: String::new(),
         writer: "speed".to_owned(),
-    }
-}
-
-fn resolved_event(attempt: Attempt, input: &ResolvedInput) -> Event {
-    Event::InputResolved {
-        attempt,
-        input: input.name.clone(),
-        repository: input.repository.to_string(),
-        requested_ref: input.requested.to_string(),
-        resolved_ref: input.resolved_ref.clone(),
-        commit: input.commit.clone(),
-        tag_object: None,
-        object_format: input.object_format,
-        connector: input.connector.clone(),
-        credential_proof: "NotAsked".to_owned(),
     }
 }
 

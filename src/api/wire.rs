@@ -311,6 +311,24 @@ pub enum Drift {
     },
 }
 
+impl Drift {
+    /// What nobody read is not known.
+    #[must_use]
+    pub fn unread(reason: UnknownReason) -> Self {
+        let message = match reason {
+            UnknownReason::AgentMayRun => "the agent may still have been alive",
+            UnknownReason::CollectorFailed
+            | UnknownReason::Unreadable
+            | UnknownReason::Budget
+            | UnknownReason::NoBaseline => "what the agent left was not read",
+        };
+        Self::Unknown {
+            reason,
+            message: message.to_owned(),
+        }
+    }
+}
+
 /// Why a drift is not known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum UnknownReason {

@@ -43,7 +43,7 @@ pub(super) fn events<'a>(
         });
     let untold = |name: &&InputName| InputOutcome {
         name: (*name).clone(),
-        drift: unknown(lost.reason),
+        drift: Drift::unread(lost.reason),
     };
     let drift = told.unwrap_or_else(|| names.iter().map(untold).collect());
     let drift = drift
@@ -88,20 +88,6 @@ fn lost_output(output: Option<&str>, spec: Option<&RunSpec>) -> Option<Failure> 
 
 fn length(output: &str) -> Option<u64> {
     output.strip_suffix(" bytes")?.parse().ok()
-}
-
-fn unknown(reason: UnknownReason) -> Drift {
-    let message = match reason {
-        UnknownReason::AgentMayRun => "the agent may still have been alive",
-        UnknownReason::CollectorFailed
-        | UnknownReason::Unreadable
-        | UnknownReason::Budget
-        | UnknownReason::NoBaseline => "what the agent left was not read",
-    };
-    Drift::Unknown {
-        reason,
-        message: message.to_owned(),
-    }
 }
 
 #[cfg(test)]

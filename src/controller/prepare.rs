@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::desk::Desk;
-use crate::api::{Attempt, ConnectorUse, Event, Failure, Fault as _, Reason, RunKey, RunSpec};
+use crate::api::{Attempt, ConnectorUse, Failure, Fault as _, Reason, RunKey, RunSpec};
 use crate::inputs::{PackLease, Progress, ResolvedInput};
 use crate::run::Resolution;
 
@@ -193,7 +193,7 @@ async fn resolve(
     let inputs = &desk.gateway.inputs;
     match inputs.resolve(&key.namespace, spec, &progress).await {
         Ok(resolved) => {
-            let events = resolved.iter().map(|input| event(attempt, input)).collect();
+            let events = resolved.iter().map(|input| input.event(attempt)).collect();
             match desk.gateway.record.append_all(key, events).await {
                 Ok(_) => {
                     set(desk, key, state, State::Fetching);
@@ -241,20 +241,4 @@ async fn fetch(
 fn set(desk: &Desk, key: &RunKey, state: &Mutex<State>, new: State) {
     *state.lock().unwrap_or_else(PoisonError::into_inner) = new;
     desk.queue.wake(&key.uid);
-}
-
-/// A pinned input, as it is written down.
-fn event(attempt: Attempt, input: &ResolvedInput) -> Event {
-    Event::InputResolved {
-        attempt,
-        input: input.name.clone(),
-        repository: input.repository.to_string(),
-        requested_ref: input.requested.to_string(),
-        resolved_ref: input.resolved_ref.clone(),
-        commit: input.commit.clone(),
-        tag_object: input.tag_object.clone(),
-        object_format: input.object_format,
-        connector: input.connector.clone(),
-        credential_proof: format!("{:?}", input.proof),
-    }
 }

@@ -16,8 +16,8 @@ use super::{
     Remote, Settings, Sources, SystemNames, UploadPack, Wants, credential, http, resolve,
 };
 use crate::api::{
-    CommitId, ConnectorName, ConnectorUse, Failure, InputName, Namespace, ObjectFormat, Reason,
-    RefName, RefSelector, RepoUrl, RunSpec, Transport,
+    Attempt, CommitId, ConnectorName, ConnectorUse, Event, Failure, InputName, Namespace,
+    ObjectFormat, Reason, RefName, RefSelector, RepoUrl, RunSpec, Transport,
 };
 
 /// The host side of inputs. Cheap to clone; all clones share one guard, one mirror, and one question to a server at a
@@ -76,6 +76,25 @@ pub struct ResolvedInput {
     pub read_only: bool,
     /// The agent may `git fetch` more of it.
     pub fetch: bool,
+}
+
+impl ResolvedInput {
+    /// The input as it is written down in this attempt.
+    #[must_use]
+    pub fn event(&self, attempt: Attempt) -> Event {
+        Event::InputResolved {
+            attempt,
+            input: self.name.clone(),
+            repository: self.repository.to_string(),
+            requested_ref: self.requested.to_string(),
+            resolved_ref: self.resolved_ref.clone(),
+            commit: self.commit.clone(),
+            tag_object: self.tag_object.clone(),
+            object_format: self.object_format,
+            connector: self.connector.clone(),
+            credential_proof: format!("{:?}", self.proof),
+        }
+    }
 }
 
 /// Whether an input's credential may write to its repository.

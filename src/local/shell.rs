@@ -357,10 +357,7 @@ impl<'a> Shell<'a> {
         };
         match resolved {
             Ok(resolved) => {
-                let events = resolved
-                    .iter()
-                    .map(|input| resolved_event(attempt, input))
-                    .collect();
+                let events = resolved.iter().map(|input| input.event(attempt)).collect();
                 self.resolved = resolved;
                 self.append(events).await
             }
@@ -446,19 +443,9 @@ impl<'a> Shell<'a> {
         attempt: Attempt,
         reason: UnknownReason,
     ) -> Result<(), RecordError> {
-        let message = match reason {
-            UnknownReason::AgentMayRun => "the agent may still have been alive",
-            UnknownReason::CollectorFailed
-            | UnknownReason::Unreadable
-            | UnknownReason::Budget
-            | UnknownReason::NoBaseline => "what the agent left was not read",
-        };
         let drift = |name| InputOutcome {
             name,
-            drift: Drift::Unknown {
-                reason,
-                message: message.to_owned(),
-            },
+            drift: Drift::unread(reason),
         };
         let mut events: Vec<Event> = self
             .resolved
@@ -564,19 +551,4 @@ impl<'a> Shell<'a> {
 #[expect(clippy::disallowed_methods, reason = "the one place that reads it")]
 fn now() -> Timestamp {
     Timestamp::now()
-}
-
-fn resolved_event(attempt: Attempt, input: &ResolvedInput) -> Event {
-    Event::InputResolved {
-        attempt,
-        input: input.name.clone(),
-        repository: input.repository.to_string(),
-        requested_ref: input.requested.to_string(),
-        resolved_ref: input.resolved_ref.clone(),
-        commit: input.commit.clone(),
-        tag_object: input.tag_object.clone(),
-        object_format: input.object_format,
-        connector: input.connector.clone(),
-        credential_proof: format!("{:?}", input.proof),
-    }
 }

@@ -90,17 +90,11 @@ pub(super) async fn read(options: &Options) -> Result<Outcome, Failure> {
 /// Every input of the baseline, as one that the agent may still change.
 pub(super) fn agent_may_run(baseline: &Path) -> Vec<InputOutcome> {
     let inputs = baseline::read_manifest(baseline).map_or_else(|_| Vec::new(), |m| m.inputs);
-    let drift = || {
-        unknown(
-            UnknownReason::AgentMayRun,
-            "the agent may still have been alive",
-        )
-    };
     inputs
         .into_iter()
         .map(|input| InputOutcome {
             name: input.name,
-            drift: drift(),
+            drift: Drift::unread(UnknownReason::AgentMayRun),
         })
         .collect()
 }
